@@ -1,0 +1,43 @@
+"""The numbers kept of one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampdoctor.facts.histogram import ExponentHistogram
+
+
+@dataclass(frozen=True)
+class TensorStats:
+    """Range and counts of one floating-point tensor, as it was after rounding to its own dtype."""
+
+    dtype: str
+    """``float16``, ``float32`` ..."""
+    shape: tuple[int, ...]
+    min: float | None
+    """Smallest element; None for an empty tensor, NaN if any element is NaN."""
+    max: float | None
+    absmax: float | None
+    """Largest finite magnitude; None if no element is finite."""
+    nan: int
+    inf: int
+    """Elements that are +inf or -inf."""
+    zeros: int
+    flushed: int | None
+    """Elements this very op rounded from nonzero to zero; None where the value before rounding was not seen."""
+    overflowed: int | None
+    """Elements this very op rounded from finite to inf; None where the value before rounding was not seen."""
+    histogram: ExponentHistogram
+
+    @property
+    def numel(self) -> int:
+        """Elements in the tensor."""
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+    @property
+    def is_finite(self) -> bool:
+        """No NaN and no infinity among the elements."""
+        return self.nan == 0 and self.inf == 0

@@ -1,0 +1,270 @@
+"""The trace: everything a probe saw, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampdoctor.facts.site import Site, Source
+from ampdoctor.facts.stats import TensorStats
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What ran where."""
+
+    tool_version: str
+    torch_version: str
+    python_version: str
+    device: str
+    """``cpu``, ``cuda:0`` ..."""
+    device_name: str
+    """The GPU's name; '' on a CPU."""
+    emulates: str | None
+    """``cuda`` where a CPU imitated CUDA's autocast policy and rounding; None where nothing was imitated."""
+    mode: str
+    """``autocast`` | ``half`` | ``none``"""
+    dtype: str
+    """The candidate's low-precision dtype: ``float16`` | ``bfloat16``."""
+    loss_scale: float
+    """The configured loss scale."""
+    title: str
+    """What was scanned: the config's file name or the model target."""
+    forward_only: bool
+    """True for ``loss: none``."""
+    batches: int
+    trainable_parameters: int
+    """Elements in parameters that require a gradient."""
+
+
+@dataclass(frozen=True)
+class ModuleRecord:
+    """One module of the model."""
+
+    path: str
+    type: str
+    """Class name."""
+    calls: int
+    """Forward calls in the candidate pass of the first batch (0: never ran)."""
+    parameters: int
+    """Elements of its own parameters, without its children's."""
+    opaque: bool
+    """Ran, but no op of it was seen: a kernel or script nobody can see into. Measured at its outputs only."""
+    compiled: bool
+    """Was compiled with torch.compile; ran eagerly here."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception out of the model's or the loss's code during a pass."""
+
+    type: str
+    message: str
+    phase: str
+    """``forward`` | ``backward``"""
+    module: str
+    op: str
+    """The op that raised; '' where the exception came from plain Python code."""
+    source: Source | None
+    emulated_refusal: bool
+    """True where CUDA's autocast refuses this op and the emulation refused it in CUDA's place."""
+    constant: float | None = None
+    """The op's scalar argument that the dtype cannot hold (``masked_fill(-1e9)``), where there is one."""
+    traceback: str = ""
+    """The user's own part of the traceback."""
+
+
+@dataclass(frozen=True)
+class SiteRecord:
+    """One tensor made in a pass."""
+
+    site: Site
+    order: int
+    """Position among the pass's ops, from 0."""
+    stats: TensorStats
+    source: Source | None
+    """The user's line; for a backward op the forward line it differentiates."""
+    forward_op: str = ""
+    """For a backward op: the forward op it differentiates."""
+    parameter: str = ""
+    """For a gradient that arrives at a parameter: its name."""
+    implicit_cast: bool = False
+    """A ``_to_copy`` that autocast put in; the user's line converts nothing."""
+    recomputed: bool = False
+    """A forward op run again inside backward (activation checkpointing)."""
+
+
+@dataclass(frozen=True)
+class ParameterGradient:
+    """What one parameter's gradient was, unscaled, against the reference's. None: the figure does not exist."""
+
+    name: str
+    numel: int
+    dtype: str
+    absmax: float | None
+    """Largest finite magnitude after dividing by the loss scale."""
+    nan: int
+    inf: int
+    zeros: int
+    reference_absmax: float | None
+    reference_nonzero: int | None
+    """Elements nonzero in the reference."""
+    lost: int | None
+    """Elements nonzero in the reference and exactly zero here."""
+    relative_error: float | None
+    """|g - g_ref| / |g_ref| in the 2-norm; None without a finite reference, or if that is all zero."""
+    cosine: float | None
+    reference_norm: float | None = None
+    """2-norm of the reference gradient."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One instrumented forward (and backward) of one batch in one precision."""
+
+    role: str
+    """``reference`` | ``candidate``"""
+    batch: int
+    mode: str
+    dtype: str
+    loss_scale: float
+    loss: float | None
+    """The unscaled loss; None if the pass raised before, or is forward-only."""
+    loss_dtype: str
+    raised: Raised | None
+    sites: tuple[SiteRecord, ...]
+    parameters: tuple[ParameterGradient, ...]
+    seconds: float
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op that a non-finite value passed through."""
+
+    phase: str
+    module: str
+    op: str
+    source: Source | None
+    value: str
+    """What its output holds: ``inf`` | ``nan`` | ``finite`` (the value was absorbed here)."""
+    order: int
+
+
+@dataclass(frozen=True)
+class OperandFact:
+    """One tensor that went into the op of a birth."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    absmax: float | None
+    zeros: int
+    infs: int
+    nans: int
+    made_by: Step | None
+    """The op that made it, where it was seen."""
+
+
+@dataclass(frozen=True)
+class ZeroOrigin:
+    """Where nonzero values became the zero that the op of a birth divided by or took the log of."""
+
+    site: Site
+    source: Source | None
+    zeros: int
+    """Elements that are zero here and nonzero at the same site of the reference."""
+    reference_absmax: float | None
+    """Largest such element in the reference."""
+
+
+@dataclass(frozen=True)
+class Birth:
+    """One non-finite value's beginning, from the second look at a pass that had some.
+
+    ``origin`` is ``op`` where an op made it from inputs that carried none of that kind; ``batch``,
+    ``parameter`` or ``buffer`` where it came in with the data; ``declared`` where the user's code wrote it.
+    """
+
+    id: int
+    origin: str
+    batch: int
+    loss_scale: float
+    value: str
+    """``inf`` | ``nan``"""
+    dtype: str
+    order: int
+    site: Site | None
+    """None for an origin other than ``op``."""
+    source: Source | None
+    forward_op: str
+    implicit_cast: bool
+    name: str
+    """For ``batch``, ``parameter``, ``buffer``: which tensor. Otherwise ''."""
+    shape: tuple[int, ...]
+    index: tuple[int, ...]
+    """The first element born bad that is not bad at this site of the reference, else the first born bad."""
+    count: int
+    """Elements born bad in this op."""
+    samples: tuple[int, ...] | None
+    """Samples that hold them, where the first dimension is the batch; else None."""
+    exact_value: float | None
+    """That element from the same op on the same inputs in float64; None where it could not be run."""
+    rerun: str
+    """The float64 rerun at that element: ``finite`` | ``inf`` | ``nan`` | ``not-run``."""
+    reference: str
+    """The same site of the FP32 pass: ``finite`` | ``same`` (bad at all these elements) | ``absent``."""
+    reference_value: float | None
+    """That element in the FP32 pass."""
+    operands: tuple[OperandFact, ...]
+    constant: float | None
+    """The op's scalar argument of the largest magnitude, where it has one."""
+    zero_origin: ZeroOrigin | None
+    parents: tuple[int, ...]
+    """Births whose infinities this NaN came from (a declared infinity, mostly)."""
+    reaches_loss: bool
+    reaches_gradients: tuple[str, ...]
+    """Names of the parameters whose gradient it made non-finite."""
+    path: tuple[Step, ...]
+    """The ops it went through, in order; shortened to the first and last few."""
+    absorbed_at: Step | None
+    """The last op that took it in and gave only finite values, where it reached neither loss nor gradient."""
+
+
+@dataclass(frozen=True)
+class BadTensor:
+    """A weight, buffer or batch tensor that is non-finite before anything ran."""
+
+    kind: str
+    """``parameter`` | ``buffer`` | ``batch``"""
+    name: str
+    """Dotted name; for a batch tensor its path in the batch: ``["ctx"]``, ``[0]``."""
+    batch: int | None
+    dtype: str
+    shape: tuple[int, ...]
+    nan: int
+    inf: int
+    index: tuple[int, ...]
+    """The first bad element."""
+    samples: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Everything seen in one scan."""
+
+    environment: Environment
+    modules: tuple[ModuleRecord, ...]
+    bad_tensors: tuple[BadTensor, ...]
+    passes: tuple[Pass, ...]
+    births: tuple[Birth, ...]
+    opaque_ops: tuple[str, ...]
+    """Ops from outside ATen whose inside was not seen."""
+    refused_ops: tuple[str, ...]
+    """Ops that the emulation had to leave to the CPU's own kernel."""
+    deterministic: bool | None
+    """The candidate's loss repeated to the last bit; None where not tried."""
+    observer_changed_loss: bool | None
+    """The candidate's loss differs with and without instrumentation; None where not tried."""
+    batches_equal_seed: int
+    """The seed every pass began with."""
+    seconds: float
+    interrupted: bool = False
