@@ -264,7 +264,7 @@ class Trace:
     """The candidate's loss repeated to the last bit; None where not tried."""
     observer_changed_loss: bool | None
     """The candidate's loss differs with and without instrumentation; None where not tried."""
-    batches_equal_seed: int
+    seed: int
     """The seed every pass began with."""
     seconds: float
     interrupted: bool = False
