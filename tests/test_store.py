@@ -1,0 +1,164 @@
+"""Traces in files: what goes in comes out, and what is no trace is refused with a reason."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampdoctor.facts.histogram import ExponentHistogram
+from ampdoctor.facts.site import Site
+from ampdoctor.facts.stats import TensorStats
+from ampdoctor.facts.store import TraceFileError, from_json, read_trace, to_json, write_trace
+from ampdoctor.facts.trace import Trace, ZeroOrigin
+from trace_builder import bad_tensor, birth, candidate, raised, record, reference, step, trace
+
+
+def rich_trace() -> Trace:
+    """Every record type, every optional both ways, both infinities."""
+    origin = ZeroOrigin(Site("forward", "head", "aten::rsub", 1), None, 3, 2.5e-4)
+    return trace(
+        bad_tensors=(bad_tensor(), bad_tensor(kind="parameter", name="w", batch=None, samples=None)),
+        passes=(
+            reference(loss=math.inf, sites=(record("fc", "aten::mm", 0, 3.0, dtype="float32"),)),
+            candidate(loss=-math.inf, sites=(record("fc", "aten::mm", 0, None, inf=4, max=math.inf),)),
+            candidate(loss=None, raised=raised(source=None, constant=-math.inf), parameters=()),
+        ),
+        births=(
+            birth(zero_origin=origin, absorbed_at=step("final", "aten::reciprocal", "finite")),
+            birth(
+                id=1, origin="buffer", site=None, source=None, samples=None, exact_value=None, parents=(0,)
+            ),
+        ),
+        deterministic=None,
+    )
+
+
+@pytest.mark.parametrize("name", ["scan.json", "scan.json.gz"])
+def test_a_trace_comes_back_equal(tmp_path: Path, name: str) -> None:
+    write_trace(rich_trace(), tmp_path / name)
+    assert read_trace(tmp_path / name) == rich_trace()
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_gz_is_compressed_and_the_same_trace_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json.gz", tmp_path / "b.json.gz"
+    write_trace(rich_trace(), first)
+    write_trace(rich_trace(), second)
+    assert first.read_bytes() == second.read_bytes()
+    assert json.loads(gzip.decompress(first.read_bytes()))["schema"] == "ampdoctor.trace/1"
+
+
+def test_non_finite_numbers_are_words_in_the_file() -> None:
+    document = to_json(replace(rich_trace().passes[1], loss=math.nan))
+    assert document["loss"] == "nan"
+    assert document["sites"][0]["stats"]["max"] == "inf"
+    assert json.dumps(document, allow_nan=False)
+
+
+floats = st.floats(allow_nan=False)
+histograms = st.builds(
+    ExponentHistogram,
+    st.dictionaries(st.integers(-149, 128), st.integers(1, 10**12)),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+
+
+@given(
+    st.builds(
+        TensorStats,
+        dtype=st.text(),
+        shape=st.lists(st.integers(0, 10**9)).map(tuple),
+        min=st.none() | floats,
+        max=st.none() | floats,
+        absmax=st.none() | floats,
+        nan=st.integers(0),
+        inf=st.integers(0),
+        zeros=st.integers(0),
+        flushed=st.none() | st.integers(0),
+        overflowed=st.none() | st.integers(0),
+        histogram=histograms,
+    )
+)
+def test_any_stats_survive_json(stats: TensorStats) -> None:
+    assert from_json(TensorStats, json.loads(json.dumps(to_json(stats), allow_nan=False))) == stats
+
+
+def test_nan_survives_json() -> None:
+    stats = from_json(TensorStats, to_json(replace(rich_trace().passes[0].sites[0].stats, max=math.nan)))
+    assert stats.max is not None
+    assert math.isnan(stats.max)
+
+
+def test_a_key_from_a_later_minor_version_is_passed_over() -> None:
+    document = to_json(trace()) | {"temperature": 21}
+    assert from_json(Trace, document) == trace()
+
+
+def test_a_missing_key_with_a_default_takes_it() -> None:
+    document = to_json(trace())
+    del document["interrupted"]
+    assert from_json(Trace, document).interrupted is False
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is not a trace: it holds no readable JSON"),
+        (b"{'a'", "is not a trace: it holds no readable JSON"),
+        (b"\x1f\x8b broken", "is not a trace: it holds no readable JSON"),
+        (b"\x89PNG\xff", "is not a trace: it holds no readable JSON"),
+        (b"[1, 2]", 'it has no "schema"'),
+        (b'{"schema": "ampdoctor.report/1"}', "its \"schema\" is 'ampdoctor.report/1'"),
+        (b'{"schema": "ampdoctor.trace/2"}', 'another version ("ampdoctor.trace/2")'),
+        (b'{"schema": "ampdoctor.trace/1"}', "is damaged: bad_tensors is missing"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceFileError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(str(path))
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"seconds": "soon"}, "seconds should be a number, not a string"),
+        ({"seconds": True}, "seconds should be a number, not true or false"),
+        ({"seed": 1.5}, "seed should be a whole number, not a number"),
+        ({"births": {}}, "births should be a list, not an object"),
+        ({"environment": None}, "environment should be an object, not null"),
+        ({"interrupted": 1}, "interrupted should be true or false, not a number"),
+    ],
+)
+def test_a_damaged_value_is_named(change: dict[str, object], reason: str) -> None:
+    with pytest.raises(TraceFileError) as caught:
+        from_json(Trace, to_json(trace()) | change)
+    assert str(caught.value) == reason
+
+
+def test_a_damaged_value_deep_inside_has_its_whole_path() -> None:
+    document = to_json(trace())
+    document["passes"][1]["sites"][0]["stats"]["histogram"]["counts"] = {"zero": 1}
+    with pytest.raises(TraceFileError) as caught:
+        from_json(Trace, document)
+    assert str(caught.value) == "passes[1].sites[0].stats.histogram.counts has a key that is no int"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "scan.json"
+    path.write_text("old")
+    with pytest.raises(TypeError):
+        write_trace(replace(trace(), seed=object()), path)  # type: ignore[arg-type]
+    assert path.read_text() == "old"
