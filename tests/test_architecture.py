@@ -1,0 +1,152 @@
+"""The design's layer rules, read off the source: one-way flow, leaves stay leaves, output only in cli."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+PACKAGE = SOURCE / "ampdoctor"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "facts": ("ampdoctor.facts",),
+    "config": ("ampdoctor.errors", "ampdoctor.facts", "pydantic", "pydantic_core", "yaml"),
+    "load": ("ampdoctor.load", "ampdoctor.config", "ampdoctor.errors", "torch", "numpy", "safetensors"),
+    "probe": ("ampdoctor.probe", "ampdoctor.load.workload", "ampdoctor.facts", "ampdoctor.errors", "torch"),
+    "diagnose": ("ampdoctor.diagnose", "ampdoctor.facts", "ampdoctor.errors"),
+    "render": ("ampdoctor.render", "ampdoctor.diagnose", "ampdoctor.facts", "ampdoctor.errors", "rich"),
+    "cli": ("ampdoctor", "typer", "click", "rich", "torch", "yaml"),
+}
+"""Per layer, everything beyond the standard library that one of its files may import."""
+
+LONG_FILES: dict[str, str] = {}
+"""Files that may be longer than 400 lines, each with the reason."""
+
+
+def layer_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(file: Path) -> Iterator[tuple[int, str]]:
+    """Every module the file imports, also inside functions, with its line."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno} imports relatively"
+            assert node.module is not None
+            if node.module in ("ampdoctor", "ampdoctor.load"):  # names there are modules: judge each
+                for alias in node.names:
+                    yield node.lineno, f"{node.module}.{alias.name}"
+            else:
+                yield node.lineno, node.module
+
+
+def is_within(module: str, allowed: str) -> bool:
+    return module == allowed or module.startswith(allowed + ".")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_a_file_imports_only_what_its_layer_may(file: Path) -> None:
+    layer = layer_of(file)
+    if layer == "__init__":  # the public API: it may name any layer but cli
+        allowed: tuple[str, ...] = tuple(f"ampdoctor.{name}" for name in MAY_IMPORT if name != "cli")
+    else:
+        allowed = MAY_IMPORT[layer]
+    wrong = [
+        f"{file.relative_to(SOURCE)}:{line} imports {module}"
+        for line, module in imports(file)
+        if module.partition(".")[0] not in sys.stdlib_module_names
+        and not any(is_within(module, name) for name in allowed)
+    ]
+    assert not wrong
+
+
+OUTPUT_CALLS = {"print", "exit", "quit", "input"}
+OUTPUT_ATTRIBUTES = {"sys.exit", "sys.stdout", "sys.stderr", "os._exit"}
+
+
+def output(node: ast.AST) -> str:
+    """What in this node writes to the terminal or ends the program; '' for nothing."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in OUTPUT_CALLS:
+        return f"{node.func.id}()"
+    if isinstance(node, ast.Attribute) and ast.unparse(node) in OUTPUT_ATTRIBUTES:
+        return ast.unparse(node)
+    if isinstance(node, ast.Raise) and node.exc is not None and "SystemExit" in ast.unparse(node.exc):
+        return "raise SystemExit"
+    return ""
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_only_cli_prints_or_exits(file: Path) -> None:
+    if layer_of(file) == "cli":
+        return
+    nodes = ast.walk(ast.parse(file.read_text()))
+    wrong = [f"{getattr(node, 'lineno', 0)}: {output(node)}" for node in nodes if output(node)]
+    assert not wrong, f"{file.relative_to(SOURCE)}: {wrong}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_no_exception_is_swallowed_unseen(file: Path) -> None:
+    """``except Exception: pass`` and bare ``except:`` hide what went wrong."""
+    wrong = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ExceptHandler):
+            broad = node.type is None or (
+                isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+            )
+            empty = all(isinstance(line, ast.Pass) for line in node.body)
+            if node.type is None or (broad and empty):
+                wrong.append(node.lineno)
+    assert not wrong, f"{file.relative_to(SOURCE)}: lines {wrong}"
+
+
+def test_diagnose_reads_no_clock_file_or_device() -> None:
+    forbidden = {"time", "datetime", "os", "io", "random", "pathlib", "subprocess", "socket"}
+    found = {
+        f"{file.relative_to(SOURCE)}:{line} imports {module}"
+        for file in FILES
+        if layer_of(file) == "diagnose"
+        for line, module in imports(file)
+        if module.partition(".")[0] in forbidden
+    }
+    assert not found
+
+
+def test_files_are_a_page_or_two() -> None:
+    long = {
+        str(file.relative_to(PACKAGE)): len(file.read_text().splitlines())
+        for file in FILES
+        if len(file.read_text().splitlines()) > 400
+    }
+    assert set(long) == set(LONG_FILES), long
+
+
+def test_every_file_says_what_it_is() -> None:
+    texts = {file: file.read_text() for file in FILES}
+    silent = [str(file) for file, text in texts.items() if text and not ast.get_docstring(ast.parse(text))]
+    assert not silent
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import ampdoctor.facts.trace, ampdoctor.facts.store",
+        "import ampdoctor.diagnose.engine",
+        "import ampdoctor.config",
+        "import ampdoctor.cli.main",
+        "import ampdoctor.render",
+    ],
+)
+def test_importing_it_does_not_import_torch(statement: str) -> None:
+    code = f"import sys; {statement}; assert 'torch' not in sys.modules, 'torch came along'"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
