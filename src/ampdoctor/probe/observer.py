@@ -1,0 +1,234 @@
+"""The dispatch mode that sees every op of a pass, forward and backward, in its real dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampdoctor.facts.site import Site
+from ampdoctor.facts.trace import SiteRecord
+from ampdoctor.probe.cuda_on_cpu import run_like_cuda
+from ampdoctor.probe.location import Line, ModuleStack, source_of, user_line
+from ampdoctor.probe.tally import Tally
+
+_NO_VALUES = frozenset(
+    "aten::empty aten::empty_like aten::empty_strided aten::empty_permuted aten::new_empty "
+    "aten::new_empty_strided aten::empty_quantized aten::resize_ aten::set_ aten::detach aten::detach_ "
+    "aten::lift_fresh aten::alias aten::_unsafe_view aten::_reshape_alias aten::is_same_size".split()
+)
+"""Ops whose output holds garbage (uninitialised memory) or the very values of an input."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """What is known of an op before it runs."""
+
+    name: str
+    """``aten::mm``"""
+    makes_values: bool
+    """False for views and for uninitialised memory: their output is not counted."""
+    mutates: bool
+    foreign: bool
+    """Not one of torch's own: its inside cannot be seen."""
+
+
+def describe(func: OpOverload) -> Op:
+    """The facts of an op, from its schema."""
+    schema = func._schema
+    name = schema.name
+    mutates = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    is_view = not mutates and any(
+        r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
+    )
+    foreign = func.namespace not in ("aten", "prims", "prim", "_c10d_functional", "c10d")
+    return Op(name, not is_view and name not in _NO_VALUES, mutates, foreign)
+
+
+@dataclass
+class Place:
+    """Where an op belongs."""
+
+    phase: str
+    module: str
+    line: Line | None
+    forward_op: str = ""
+    parameter: str = ""
+    recomputed: bool = False
+    backward_line: Line | None = None
+    """The user's line inside a backward they wrote themselves; None for torch's own formulas."""
+
+
+class Locator:
+    """Finds the place of the op that is running: its module and line, or those of its forward op."""
+
+    def __init__(self, modules: ModuleStack, parameters: dict[int, tuple[str, str]]) -> None:
+        self.modules = modules
+        self.phase = "forward"
+        self._parameters = parameters
+        """id of a parameter -> its name and its module's path"""
+        self._forward: dict[int, tuple[str, Line | None, str]] = {}
+        """sequence number of an autograd node -> the module, line and op of its forward"""
+
+    def locate(self, op_name: str) -> Place:
+        """The place of the op about to run. Remembers forward ops, so that their backward finds them."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            place = Place(self.phase, self.modules.current, user_line(in_backward=self.phase == "backward"))
+            if self.phase == "forward" or self.modules.running:
+                # The op's autograd node is made before the op runs, and took the number before this one.
+                number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+                self._forward.setdefault(number, (place.module, place.line, op_name))
+            return place
+        if self.modules.running:
+            # Activation checkpointing runs this module's forward again, inside backward.
+            place = Place("backward", self.modules.current, user_line(in_backward=True), recomputed=True)
+            number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+            self._forward.setdefault(number, (place.module, place.line, op_name))
+            return place
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            name, module = self._parameters.get(id(variable), ("", ""))
+            return Place("backward", module, None, parameter=name)
+        module, line, forward_op = self._forward.get(node._sequence_nr(), ("", None, ""))
+        return Place("backward", module, line, forward_op, backward_line=user_line(in_backward=True))
+
+
+class Observer(TorchDispatchMode):
+    """Records the statistics of every floating-point tensor that an op makes.
+
+    ``emulate`` runs each op as a GPU would round it.
+    """
+
+    def __init__(self, locator: Locator, *, emulate: bool, autocasts: bool) -> None:
+        super().__init__()
+        self.locator = locator
+        self.emulate = emulate
+        self.tally = Tally()
+        self.order = 0
+        self.failed: tuple[BaseException, str, Place, float | None] | None = None
+        """The last op that raised: the exception, its name, its place, its largest scalar argument."""
+        self.opaque_ops: dict[str, None] = {}
+        self.modules_seen: set[str] = set()
+        """Modules inside which at least one op ran."""
+        self._autocasts = autocasts
+        self._ops: dict[OpOverload, Op] = {}
+        self._nth: dict[tuple[str, str, str], int] = {}
+        self._records: list[tuple[Site, int, int, Place, bool]] = []
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        op = self._ops.get(func)
+        if op is None:
+            op = self._ops[func] = describe(func)
+        place = self.locator.locate(op.name)
+        self.order += 1
+        self.modules_seen.add(place.module)
+        if op.foreign:
+            self.opaque_ops[op.name] = None
+        try:
+            return self.run(func, op, place, args, kwargs)
+        except Exception as error:
+            if self.failed is None or self.failed[0] is not error:
+                self.failed = (error, op.name, place, largest_scalar(args, kwargs))
+            raise
+
+    def run(
+        self, func: OpOverload, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What the op returns, counted."""
+        outputs, unrounded = self.call(func, args, kwargs)
+        if op.makes_values:
+            self.record(op, place, outputs, unrounded)
+        return outputs
+
+    def call(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Tensor | None, ...]]:
+        """The op's outputs, and the FP32 value of each before it was rounded, where that was seen."""
+        if not self.emulate:
+            return func(*args, **kwargs), ()
+        result = run_like_cuda(func, args, kwargs)
+        return result.outputs, result.unrounded
+
+    def record(
+        self, op: Op, place: Place, outputs: Any, unrounded: tuple[Tensor | None, ...]
+    ) -> list[Site]:
+        """The sites of the op's outputs, their tensors counted."""
+        nth: int | None = None
+        sites = []
+        for i, tensor in enumerate((outputs,) if isinstance(outputs, Tensor) else flat(outputs)):
+            if not is_countable(tensor):
+                continue
+            if nth is None:
+                # Casts are numbered apart by autocast, so that they do not shift the user's own.
+                key = (place.phase, place.module, op.name)
+                nth = self._nth.get(key, 0)
+                self._nth[key] = nth + 1
+            site = Site(place.phase, place.module, op.name, nth, i)
+            row = self.tally.add(tensor, unrounded[i] if i < len(unrounded) else None)
+            implicit = self._autocasts and op.name == "aten::_to_copy" and not _line_converts(place)
+            self._records.append((site, self.order - 1, row, place, implicit))
+            sites.append(site)
+        return sites
+
+    def records(self) -> tuple[SiteRecord, ...]:
+        """Every tensor seen, read back from the device now."""
+        stats = self.tally.read()
+        return tuple(
+            SiteRecord(
+                site, order, stats[row], source_of(place.line), place.forward_op, place.parameter,
+                implicit, place.recomputed,
+            )
+            for site, order, row, place, implicit in self._records
+        )  # fmt: skip
+
+
+def is_countable(tensor: Any) -> bool:
+    """A dense floating-point or complex tensor, whose elements are there to be counted."""
+    return (
+        isinstance(tensor, Tensor)
+        and (tensor.is_floating_point() or tensor.is_complex())
+        and tensor.layout == torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_nested
+    )
+
+
+def flat(values: Any) -> Iterator[Any]:
+    """The leaves of nested lists, tuples and dicts of op arguments or outputs."""
+    if isinstance(values, (list, tuple)):
+        for value in values:
+            yield from flat(value)
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from flat(value)
+    else:
+        yield values
+
+
+def largest_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The number of the largest magnitude among an op's arguments; None if it has none."""
+    numbers = [
+        float(v) for v in flat((args, kwargs)) if isinstance(v, (int, float)) and not isinstance(v, bool)
+    ]
+    return max(numbers, key=abs, default=None)
+
+
+def _line_converts(place: Place) -> bool:
+    """The user's line names a dtype itself, so the cast is theirs and not autocast's.
+
+    Read from the text: while a dispatch mode runs, torch hides whether an autocast kernel made the call.
+    """
+    source = source_of(place.line)
+    return source is not None and any(word in source.text for word in _CONVERSIONS)
+
+
+_CONVERSIONS = (".to(", ".half(", ".bfloat16(", ".float(", ".type(", ".type_as(", "dtype", ".double(")

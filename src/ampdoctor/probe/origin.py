@@ -1,0 +1,489 @@
+"""The second look: where each non-finite value was born, and what it went through.
+
+The pass is run again with every op's inputs and outputs looked at. A value is *born* where an op makes it
+from inputs that carry none of its kind; from there it is followed by the storage it lies in, through views
+and in-place writes, until it reaches the loss, a gradient, or an op that takes it in and gives finite values.
+At a birth the op is run once more on the same inputs in float64, for the value it should have had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ampdoctor.facts.site import Site
+from ampdoctor.facts.trace import Step
+from ampdoctor.probe.location import Line, source_of
+from ampdoctor.probe.observer import Locator, Observer, Op, Place, flat, is_countable, largest_scalar
+
+_MAX_BIRTHS = 200
+"""Births kept of one pass; a model that makes more has one cause many times over."""
+_PATH_ENDS = 12
+"""Steps kept from each end of a path."""
+_LOW_PRECISION = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass
+class Operand:
+    """A tensor that went into the op of a birth, in numbers."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    absmax: float | None
+    zeros: int
+    infs: int
+    nans: int
+    made_by: Step | None
+
+
+@dataclass
+class Newborn:
+    """A birth as the second look knows it, before the reference is asked about the same site."""
+
+    id: int
+    origin: str
+    value: str
+    dtype: str
+    order: int
+    site: Site | None
+    place: Place | None
+    implicit_cast: bool
+    name: str
+    mask: Tensor
+    """The elements born bad, on the host; shape as in ``shape``."""
+    exact: Tensor | None
+    """The op's output in float64 on the host, same shape; None where it could not be run."""
+    operands: tuple[Operand, ...] = ()
+    constant: float | None = None
+    parents: tuple[int, ...] = ()
+    ancestors: tuple[int, ...] = ()
+    """Orders of the ops its inputs came from, nearest first."""
+    path: list[Step] = field(default_factory=list)
+    absorbed_at: Step | None = None
+    reaches_loss: bool = False
+    reaches_gradients: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Counts of a non-finite tensor that the running tally cannot give: those of its finite elements too."""
+
+    nan: int
+    inf: int
+    absmax: float | None
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A rounding that turned nonzero values into zero."""
+
+    site: Site
+    place: Place
+    flushed: int
+    maker: Step | None
+
+
+class SecondLook(Observer):
+    """An observer that also follows non-finite values from birth to loss or gradient."""
+
+    def __init__(self, locator: Locator, *, emulate: bool, autocasts: bool) -> None:
+        super().__init__(locator, emulate=emulate, autocasts=autocasts)
+        self.births: list[Newborn] = []
+        self.exact: dict[Site, Exact] = {}
+        self.truncated = False
+        self.casts: dict[int, Cast] = {}
+        """Order of an op that rounded nonzero values to zero."""
+        self.sites: dict[int, list[Site]] = {}
+        """Order of an op -> the sites of its outputs."""
+        self.inputs_of: dict[int, tuple[int, ...]] = {}
+        """Order of an op -> orders of the ops that made its inputs."""
+        self._known: dict[int, tuple[StorageWeakRef, frozenset[int]]] = {}
+        """Storage -> (is it still alive, births whose value lies in it; empty: all finite)."""
+        self._maker: dict[int, tuple[StorageWeakRef, Step]] = {}
+        self._declared: dict[str, int] = {}
+        self._last: tuple[int, int, list[Newborn]] | None = None
+        """(order, storage, births) of the op before this one, for a view that follows at once."""
+
+    # -- what the session tells it and asks of it
+
+    def know(self, origin: str, name: str, tensor: Tensor) -> None:
+        """Registers a tensor that the model starts from; a non-finite one becomes an origin of its own."""
+        if not is_countable(tensor):
+            return
+        if not _has_nonfinite(tensor):
+            self._remember(tensor, frozenset())
+            return
+        nan = bool(torch.isnan(tensor).any())
+        mask = torch.isnan(tensor) if nan else torch.isinf(tensor)
+        self._remember(tensor, frozenset((self._add(origin, "nan" if nan else "inf", tensor, mask, name).id,)))
+
+    def births_in(self, tensor: Tensor) -> frozenset[int]:
+        """The births whose values a non-finite tensor holds."""
+        return self._taint(tensor) if _has_nonfinite(tensor) else frozenset()
+
+    # -- every op
+
+    def run(
+        self, func: OpOverload, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What the op returns, with the non-finite values in it traced to their births."""
+        order = self.order - 1
+        before_args, before_kwargs = (args, kwargs) if not op.mutates else _written_copied(func, args, kwargs)
+        inputs = [t for t in flat((args, kwargs)) if is_countable(t)]
+        before = [t for t in flat((before_args, before_kwargs)) if is_countable(t)]
+        taints = [self._taint(t) for t in inputs]
+        bad_inputs = [
+            (b, ids) for b, ids in zip(before, taints, strict=True) if ids and _has_nonfinite(b)
+        ]
+        makers = [m for t in inputs if (m := self._made_by(t)) is not None]
+        state = self._rng_state()
+        outputs, unrounded = self.call(func, args, kwargs)
+        tensors = [t for t in flat(outputs) if is_countable(t)]
+        if not op.makes_values:
+            for t in tensors:
+                self._follow_view(order, t)
+                if op.name.startswith(("aten::empty", "aten::new_empty", "aten::resize")):
+                    self._remember(t, frozenset())
+            return outputs
+        self.sites[order] = sites = self.record(op, place, outputs, unrounded)
+        self.inputs_of[order] = tuple(dict.fromkeys(m.order for m in makers))
+        self._note_flush(order, place, sites, tensors, unrounded, makers)
+        newborn: list[Newborn] = []
+        absorbed = True
+        for tensor, site in zip(tensors, sites, strict=True):
+            step = self._step(place, op, order, "finite")
+            if not _has_nonfinite(tensor):
+                self._settle(tensor, op, inputs, frozenset())
+            else:
+                absorbed = False
+                born, ids = self._explain(
+                    func, op, place, order, site, tensor, before_args, before_kwargs, before, bad_inputs, state
+                )
+                newborn += born
+                self._settle(tensor, op, inputs, ids)
+                step = self._step(place, op, order, "nan" if bool(torch.isnan(tensor).any()) else "inf")
+                for number in ids - {b.id for b in born}:
+                    _extend(self.births[number].path, step)
+                self.exact[site] = _exact(tensor)
+            self._maker[_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), step)
+        if absorbed and tensors:
+            for number in {i for _, ids in bad_inputs for i in ids}:
+                self.births[number].absorbed_at = self._step(place, op, order, "finite")
+        self._last = (order, _key(tensors[0]), newborn) if newborn and len(tensors) == 1 else None
+        return outputs
+
+    # -- one non-finite output
+
+    def _explain(
+        self, func: OpOverload, op: Op, place: Place, order: int, site: Site, out: Tensor,
+        args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor],
+        bad_inputs: list[tuple[Tensor, frozenset[int]]], rng: Any,
+    ) -> tuple[list[Newborn], frozenset[int]]:  # fmt: skip
+        """(births in this output, all births whose values it holds)."""
+        arrived = frozenset(i for _, ids in bad_inputs for i in ids)
+        born: list[Newborn] = []
+        for value, mask in self._new_elements(func, op, out, bad_inputs):
+            scalars = [v for v in flat((args, kwargs)) if isinstance(v, float) and not math.isfinite(v)]
+            if scalars and not (value == "nan" and all(math.isinf(v) for v in scalars)):
+                arrived |= {self._declare(place, order, out, mask, value)}
+                continue
+            parents = frozenset() if value == "inf" else self._parents(mask, bad_inputs)
+            if value == "nan" and any(self.births[p].origin == "op" for p in parents):
+                continue  # an infinity that was born earlier turns into NaN here: one fault, not two
+            if len(self.births) >= _MAX_BIRTHS:
+                self.truncated = True
+                continue
+            birth = self._add("op", value, out, mask, "")
+            birth.order, birth.site, birth.place = order, site, place
+            birth.implicit_cast = (
+                op.name == "aten::_to_copy" and self._autocasts and not place_converts(place)
+            )
+            birth.exact = _rerun(func, args, kwargs, site.output, rng)
+            birth.operands = tuple(self._operand(t) for t in inputs)
+            birth.constant = largest_scalar(args, kwargs)
+            birth.parents = tuple(sorted(parents))
+            birth.ancestors = self._ancestors(order)
+            born.append(birth)
+        return born, arrived | {b.id for b in born}
+
+    def _new_elements(
+        self, func: OpOverload, op: Op, out: Tensor, bad_inputs: list[tuple[Tensor, frozenset[int]]]
+    ) -> list[tuple[str, Tensor]]:
+        """[(kind, mask)] of the elements whose kind no input of theirs carries."""
+        nan, inf = torch.isnan(out), torch.isinf(out)
+        if not bad_inputs:
+            kind, mask = ("nan", nan) if bool(nan.any()) else ("inf", inf)
+            # 0/0 next to 1/0 in one op is one fault: the NaNs name it, the infinities come with it.
+            return [(kind, mask | inf if kind == "nan" else mask)]
+        found = []
+        if torch.Tag.pointwise in func.tags and all(_broadcasts(t, out) for t, _ in bad_inputs):
+            had_nan, had_any = torch.zeros_like(nan), torch.zeros_like(nan)
+            for t, _ in bad_inputs:
+                had_nan |= torch.isnan(t)
+                had_any |= ~torch.isfinite(t)
+            new_nan, new_inf = nan & ~had_nan, inf & ~had_any
+            if bool(new_nan.any()):
+                found.append(("nan", new_nan))
+            if bool(new_inf.any()):
+                found.append(("inf", new_inf))
+        elif bool(nan.any()) and not any(bool(torch.isnan(t).any()) for t, _ in bad_inputs):
+            if op.name not in _MOVES_VALUES:
+                found.append(("nan", nan))
+        return found
+
+    def _parents(self, mask: Tensor, bad_inputs: list[tuple[Tensor, frozenset[int]]]) -> frozenset[int]:
+        """The births whose infinities can have made these NaNs."""
+        ids: set[int] = set()
+        for t, births in bad_inputs:
+            if not _broadcasts(t, mask) or bool((~torch.isfinite(t) & mask).any()):
+                ids |= births
+        return frozenset(ids)
+
+    def _declare(self, place: Place, order: int, out: Tensor, mask: Tensor, value: str) -> int:
+        """The declared infinity (or NaN) of this line, which its scalar argument names."""
+        source = source_of(place.line)
+        key = f"{source.file}:{source.line}" if source else f"op {order}"
+        if key not in self._declared:
+            birth = self._add("declared", value, out, mask, "")
+            birth.order, birth.place = order, place
+            self._declared[key] = birth.id
+        return self._declared[key]
+
+    def _add(self, origin: str, value: str, tensor: Tensor, mask: Tensor, name: str) -> Newborn:
+        birth = Newborn(
+            len(self.births), origin, value, str(tensor.dtype).removeprefix("torch."), -1, None, None, False,
+            name, mask.detach().cpu(), None,
+        )  # fmt: skip
+        self.births.append(birth)
+        return birth
+
+    # -- storages
+
+    def _remember(self, tensor: Tensor, births: frozenset[int]) -> None:
+        storage = tensor.untyped_storage()
+        self._known[storage._cdata] = (StorageWeakRef(storage), births)
+
+    def _taint(self, tensor: Tensor) -> frozenset[int]:
+        """The births known in the tensor's storage. One never seen is looked at: what is bad in it, and was
+        made by no op, was written there by the user's code."""
+        known = self._known.get(_key(tensor))
+        if known is not None and not known[0].expired():
+            return known[1]
+        self.know("declared", "", tensor)
+        return self._known[_key(tensor)][1]
+
+    def _settle(self, out: Tensor, op: Op, inputs: Iterable[Tensor], births: frozenset[int]) -> None:
+        """Records what the storage of an output holds now; a write into a part of it leaves the rest."""
+        if op.mutates and out.numel() * out.element_size() < out.untyped_storage().nbytes():
+            known = self._known.get(_key(out))
+            if known is not None and not known[0].expired():
+                births = births | known[1]
+        self._remember(out, births)
+
+    def _follow_view(self, order: int, view: Tensor) -> None:
+        """A view right after a birth shows the element's place as the user's code sees it."""
+        if self._last is None or self._last[:2] != (order - 1, _key(view)):
+            return
+        for birth in self._last[2]:
+            if birth.mask.numel() == view.numel() and view.dim() > birth.mask.dim() and view.is_contiguous():
+                birth.mask = birth.mask.reshape(view.shape)
+                if birth.exact is not None:
+                    birth.exact = birth.exact.reshape(view.shape)
+        self._last = (order, self._last[1], self._last[2])
+
+    def _made_by(self, tensor: Tensor) -> Step | None:
+        made = self._maker.get(_key(tensor))
+        return made[1] if made is not None and not made[0].expired() else None
+
+    def _ancestors(self, order: int) -> tuple[int, ...]:
+        """Orders of the ops that this one's inputs came from, nearest first, as far back as 64 ops."""
+        found: dict[int, None] = {}
+        frontier = list(self.inputs_of.get(order, ()))
+        while frontier and len(found) < 64:
+            at = frontier.pop(0)
+            if at not in found:
+                found[at] = None
+                frontier += self.inputs_of.get(at, ())
+        return tuple(found)
+
+    def _note_flush(
+        self, order: int, place: Place, sites: list[Site], tensors: list[Tensor],
+        unrounded: tuple[Tensor | None, ...], makers: list[Step],
+    ) -> None:  # fmt: skip
+        for site, tensor in zip(sites, tensors, strict=True):
+            exact = unrounded[site.output] if site.output < len(unrounded) else None
+            if exact is not None and exact.shape == tensor.shape:
+                flushed = int(((tensor == 0) & (exact != 0)).sum())
+                if flushed:
+                    self.casts[order] = Cast(site, place, flushed, makers[0] if makers else None)
+
+    # -- small facts
+
+    def _operand(self, t: Tensor) -> Operand:
+        exact = _exact(t)
+        return Operand(
+            str(t.dtype).removeprefix("torch."), tuple(t.shape), exact.absmax, int((t == 0).sum()),
+            exact.inf, exact.nan, self._made_by(t),
+        )  # fmt: skip
+
+    def _step(self, place: Place, op: Op, order: int, value: str) -> Step:
+        return Step(place.phase, place.module, op.name, source_of(place.line), value, order)
+
+    def _rng_state(self) -> Any:
+        return torch.get_rng_state()
+
+
+_MOVES_VALUES = frozenset(
+    "aten::cat aten::stack aten::index aten::index_put aten::index_put_ aten::gather aten::embedding "
+    "aten::copy_ aten::clone aten::_to_copy aten::slice_scatter aten::select_scatter aten::repeat "
+    "aten::constant_pad_nd aten::index_select aten::roll aten::flip".split()
+)
+"""Ops that only move elements: a NaN in their output came in, even where its input was not seen."""
+
+
+def place_converts(place: Place) -> bool:
+    """See observer._line_converts."""
+    from ampdoctor.probe.observer import _line_converts
+
+    return _line_converts(place)
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _has_nonfinite(tensor: Tensor) -> bool:
+    return tensor.numel() > 0 and not bool(torch.isfinite(tensor).all())
+
+
+def _broadcasts(t: Tensor, out: Tensor) -> bool:
+    if t.dim() > out.dim():
+        return False
+    return all(a in (1, b) for a, b in zip(reversed(t.shape), reversed(out.shape), strict=False))
+
+
+def _exact(t: Tensor) -> Exact:
+    if t.numel() == 0:
+        return Exact(0, 0, None)
+    finite = torch.isfinite(t)
+    magnitudes = t[finite].abs()
+    return Exact(
+        int(torch.isnan(t).sum()),
+        int(torch.isinf(t).sum()),
+        float(magnitudes.max()) if magnitudes.numel() else None,
+    )
+
+
+def _extend(path: list[Step], step: Step) -> None:
+    """Adds a step, in place of the middle of a path that has grown long; a module's repeats count once."""
+    if path and (path[-1].module, path[-1].op, path[-1].phase) == (step.module, step.op, step.phase):
+        return
+    path.append(step)
+    if len(path) > 2 * _PATH_ENDS:
+        del path[_PATH_ENDS]
+
+
+def _written_copied(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as they are before the call: those that the op writes to, copied."""
+    schema = func._schema.arguments
+    written = {i for i, a in enumerate(schema) if a.alias_info is not None and a.alias_info.is_write}
+    names = {schema[i].name for i in written}
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.clone() if value.layout == torch.strided else value
+        return [copied(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    return (
+        tuple(copied(a) if i in written else a for i, a in enumerate(args)),
+        {k: copied(v) if k in names else v for k, v in kwargs.items()},
+    )
+
+
+def _rerun(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: int, rng: Any
+) -> Tensor | None:
+    """The op's output in float64 on the same inputs, on the host; None where the op cannot run in float64."""
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            wide = value.dtype in _LOW_PRECISION and value.layout == torch.strided
+            return value.detach().double() if wide else value.detach().clone()
+        if isinstance(value, (list, tuple)):
+            return type(value)(widen(v) for v in value)
+        if value in _LOW_PRECISION:
+            return torch.float64
+        return value
+
+    after = torch.get_rng_state()
+    try:
+        torch.set_rng_state(rng)
+        result = func(*widen(args), **{k: widen(v) for k, v in kwargs.items()})
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None  # no float64 kernel (fused attention has none): the reference pass decides then
+    finally:
+        torch.set_rng_state(after)
+    tensors = [result] if isinstance(result, Tensor) else list(flat(result))
+    chosen = tensors[output] if output < len(tensors) else None
+    return chosen.cpu() if isinstance(chosen, Tensor) else None
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What the reference holds at the site of a birth."""
+
+    reference: str
+    """``finite`` | ``same`` | ``absent``"""
+    flat_index: int
+    """The first born-bad element that is not bad here; else the first born bad."""
+    value: float | None
+
+
+class ReferenceWatch(Observer):
+    """An observer of the reference pass that compares chosen sites with the births made there."""
+
+    def __init__(self, locator: Locator, births: dict[Site, list[Newborn]]) -> None:
+        super().__init__(locator, emulate=False, autocasts=False)
+        self.twins: dict[int, Twin] = {}
+        """Index of a birth in the caller's order -> what was seen."""
+        self._births = births
+
+    def run(
+        self, func: OpOverload, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What the op returns, its watched outputs compared."""
+        outputs, unrounded = self.call(func, args, kwargs)
+        if op.makes_values:
+            sites = self.record(op, place, outputs, unrounded)
+            tensors = [t for t in flat(outputs) if is_countable(t)]
+            for site, tensor in zip(sites, tensors, strict=True):
+                for birth in self._births.get(site, ()):
+                    self._compare(birth, tensor)
+        return outputs
+
+    def _compare(self, birth: Newborn, tensor: Tensor) -> None:
+        mask = birth.mask.reshape(-1)
+        if mask.numel() != tensor.numel():
+            return
+        values = tensor.detach().reshape(-1).cpu()
+        sound = mask & torch.isfinite(values)
+        differs = bool(sound.any())
+        index = int((sound if differs else mask).int().argmax())
+        number = values[index]
+        self.twins[birth.id] = Twin(
+            "finite" if differs else "same", index, None if number.is_complex() else float(number)
+        )
+
+
+def line_source(line: Line | None) -> Any:
+    """The readable form of a line (re-exported for the session)."""
+    return source_of(line)

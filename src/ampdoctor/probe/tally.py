@@ -1,0 +1,237 @@
+"""Counters of every tensor of a pass, kept on the tensors' device and read back once at the end.
+
+A tensor's exponents are counted from its bits: the 15 bits below the sign of an FP16 or BF16 number, or the
+upper 15 of an FP32 number, name exponent and leading mantissa, and one ``bincount`` over them costs about a
+tenth of binning floats (measured: 0.8 ns an element). Tensors too small to pay for a 32768-bin count each are
+pooled and counted together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ampdoctor.facts.floats import FLOAT_FORMATS
+from ampdoctor.facts.histogram import ExponentHistogram
+from ampdoctor.facts.stats import TensorStats
+
+_PATTERNS = 1 << 15
+_LOWEST = -133
+"""Exponent of the smallest nonzero upper half of an FP32 number: 2^-126 with 7 mantissa bits below it."""
+_EXPONENTS = 127 - _LOWEST + 1
+_ZERO, _INF, _NAN = _EXPONENTS, _EXPONENTS + 1, _EXPONENTS + 2
+_BINS = _EXPONENTS + 3
+_SMALL = 1 << 14
+"""Elements up to which a tensor is pooled: there a count of its own (100 us) costs more than its share."""
+_POOL_LIMIT = 1 << 22
+"""Elements at which a pool is counted, to bound its memory (8 MiB)."""
+_CHUNK = 1 << 20
+"""Elements counted at a time: the masked copy then stays in cache (measured 3x faster than in one piece)."""
+
+
+def _bin_of_pattern(exponent_bits: int) -> Tensor:
+    """The bin of each 15-bit pattern, for a format with this many exponent bits; shape [32768]."""
+    mantissa_bits = 15 - exponent_bits
+    bias = 2 ** (exponent_bits - 1) - 1
+    patterns = torch.arange(_PATTERNS)
+    field, mantissa = patterns >> mantissa_bits, patterns & ((1 << mantissa_bits) - 1)
+    # A subnormal's exponent is that of its leading mantissa bit; frexp gives it exactly.
+    leading = torch.frexp(mantissa.clamp(min=1).double()).exponent.long() - 1
+    exponent = torch.where(field == 0, leading + 1 - bias - mantissa_bits, field - bias)
+    bins = exponent - _LOWEST
+    top = (1 << exponent_bits) - 1
+    bins[(field == top) & (mantissa == 0)] = _INF
+    bins[(field == top) & (mantissa > 0)] = _NAN
+    bins[0] = _ZERO
+    return bins
+
+
+@dataclass
+class _Row:
+    """What is known on the host when a tensor is counted; the rest is filled in by ``read``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    rounded_from: bool
+    histogram_of_output: bool
+    empty: bool
+
+
+class Tally:
+    """Collects the statistics of one pass's tensors. ``add`` never waits for the device; ``read`` does, once."""
+
+    def __init__(self) -> None:
+        self._rows: list[_Row] = []
+        self._ranges: list[Tensor] = []
+        self._counts: dict[int, Tensor] = {}
+        self._nonzero: dict[int, Tensor] = {}
+        self._unrounded_ranges: dict[int, Tensor] = {}
+        self._pools: dict[tuple[torch.device, int], list[tuple[int, Tensor]]] = {}
+        self._pooled: dict[tuple[torch.device, int], int] = {}
+        self._pool_counts: list[tuple[list[int], Tensor]] = []
+        self._bins: dict[tuple[torch.device, int], Tensor] = {}
+
+    def add(self, output: Tensor, unrounded: Tensor | None) -> int:
+        """The row number of ``output``, a dense floating-point tensor, now counted.
+
+        ``unrounded`` is the FP32 value that was rounded to give ``output``, where it is at hand: the
+        histogram is then taken from it, and flushed and overflowed elements are counted.
+        """
+        row = len(self._rows)
+        if output.is_complex():
+            output = torch.view_as_real(output)
+        empty = output.numel() == 0
+        if unrounded is not None and (empty or unrounded.shape != output.shape):
+            unrounded = None
+        counted = output if unrounded is None else unrounded
+        self._rows.append(
+            _Row(
+                str(output.dtype).removeprefix("torch."),
+                tuple(output.shape),
+                unrounded is not None,
+                unrounded is None,
+                empty,
+            )
+        )
+        if empty:
+            self._ranges.append(torch.zeros(2))
+            return row
+        self._ranges.append(_range(output))
+        if unrounded is not None:
+            self._nonzero[row] = torch.count_nonzero(output)
+            self._unrounded_ranges[row] = _range(unrounded)
+        self._count(row, counted)
+        return row
+
+    def _count(self, row: int, x: Tensor) -> None:
+        if x.dtype not in _EXPONENT_BITS:
+            # float64 and the 8-bit formats: rare, and small enough to go through FP32's exponents.
+            x = x.float()
+        exponent_bits = _EXPONENT_BITS[x.dtype]
+        flat = x.detach().contiguous().view(-1)
+        halves = flat.view(torch.int16)
+        if x.dtype == torch.float32:
+            halves = halves[1::2]  # little-endian: the upper half is the second
+        key = (x.device, exponent_bits)
+        if flat.numel() <= _SMALL:
+            self._pools.setdefault(key, []).append((row, halves & 0x7FFF))
+            self._pooled[key] = self._pooled.get(key, 0) + flat.numel()
+            if self._pooled[key] >= _POOL_LIMIT:
+                self._drain(key)
+            return
+        patterns = None
+        for chunk in halves.split(_CHUNK):
+            counted = _bincount(chunk & 0x7FFF, _PATTERNS)
+            patterns = counted if patterns is None else patterns.add_(counted)
+        assert patterns is not None
+        total = torch.zeros(_BINS, dtype=patterns.dtype, device=x.device)
+        self._counts[row] = total.index_add_(0, self._bin_table(key), patterns)
+
+    def _bin_table(self, key: tuple[torch.device, int]) -> Tensor:
+        table = self._bins.get(key)
+        if table is None:
+            table = self._bins[key] = _bin_of_pattern(key[1]).to(key[0])
+        return table
+
+    def _drain(self, key: tuple[torch.device, int]) -> None:
+        pool = self._pools.pop(key, [])
+        self._pooled[key] = 0
+        if not pool:
+            return
+        rows = [row for row, _ in pool]
+        sizes = torch.tensor([patterns.numel() for _, patterns in pool], device=key[0])
+        bins = self._bin_table(key)[torch.cat([patterns for _, patterns in pool]).int()]
+        owner = torch.repeat_interleave(
+            torch.arange(len(pool), device=key[0]), sizes, output_size=sum(p.numel() for _, p in pool)
+        )
+        counts = _bincount(owner * _BINS + bins, len(pool) * _BINS)
+        self._pool_counts.append((rows, counts.view(len(pool), _BINS)))
+
+    def read(self) -> list[TensorStats]:
+        """The statistics of every row, in the order they were added. Waits for the device once per kind."""
+        for key in list(self._pools):
+            self._drain(key)
+        ranges = _to_host(self._ranges)
+        nonzero = dict(zip(self._nonzero, _to_host(list(self._nonzero.values())), strict=True))
+        unrounded = dict(
+            zip(self._unrounded_ranges, _to_host(list(self._unrounded_ranges.values())), strict=True)
+        )
+        counts: dict[int, list[int]] = dict(
+            zip(self._counts, _to_host(list(self._counts.values())), strict=True)
+        )
+        for rows, table in self._pool_counts:
+            counts.update(zip(rows, table.cpu().tolist(), strict=True))
+        return [
+            _stats(row, ranges[i], counts.get(i), nonzero.get(i), unrounded.get(i))
+            for i, row in enumerate(self._rows)
+        ]
+
+
+_EXPONENT_BITS = {torch.float16: 5, torch.bfloat16: 8, torch.float32: 8}
+
+
+def _range(x: Tensor) -> Tensor:
+    """[min, max] of x in float64, on x's device; NaN if any element is."""
+    low, high = torch.aminmax(x.detach() if x.dtype in _EXPONENT_BITS else x.detach().double())
+    return torch.stack((low, high)).double()
+
+
+def _bincount(keys: Tensor, size: int) -> Tensor:
+    if keys.device.type == "cpu":
+        return torch.bincount(keys, minlength=size)
+    # On CUDA, bincount reads its largest key back to the host; adding ones does not. (Not run on a GPU yet.)
+    ones = torch.ones((), dtype=torch.int64, device=keys.device).expand(keys.numel())
+    return torch.zeros(size, dtype=torch.int64, device=keys.device).index_add_(0, keys.int(), ones)
+
+
+def _to_host(tensors: list[Tensor]) -> list:  # type: ignore[type-arg]
+    """The values of equal-shaped tensors, with one transfer per device."""
+    if not tensors:
+        return []
+    if len({t.device for t in tensors}) > 1:
+        tensors = [t.cpu() for t in tensors]
+    return list(torch.stack(tensors).cpu().tolist())
+
+
+def _stats(
+    row: _Row,
+    value_range: list[float],
+    counts: list[int] | None,
+    nonzero: int | None,
+    unrounded_range: list[float] | None,
+) -> TensorStats:
+    if row.empty or counts is None:
+        return TensorStats(row.dtype, row.shape, None, None, None, 0, 0, 0, None, None, ExponentHistogram())
+    low, high = value_range
+    histogram = ExponentHistogram(
+        {i + _LOWEST: n for i, n in enumerate(counts[:_EXPONENTS]) if n},
+        counts[_ZERO],
+        counts[_INF],
+        counts[_NAN],
+    )
+    finite = all(abs(v) != float("inf") and v == v for v in (low, high))
+    absmax = max(abs(low), abs(high)) if finite else None
+    if row.histogram_of_output or nonzero is None or unrounded_range is None:
+        return TensorStats(
+            row.dtype, row.shape, low, high, absmax, histogram.nans, histogram.infs, histogram.zeros,
+            None, None, histogram,
+        )  # fmt: skip
+    zeros = histogram.total - nonzero
+    overflowed = 0 if finite else _overflowed(histogram, unrounded_range, row.dtype)
+    return TensorStats(
+        row.dtype, row.shape, low, high, absmax, histogram.nans, histogram.infs + overflowed, zeros,
+        max(0, zeros - histogram.zeros), overflowed, histogram,
+    )  # fmt: skip
+
+
+def _overflowed(histogram: ExponentHistogram, unrounded_range: list[float], dtype: str) -> int:
+    """Finite elements past the format's range.
+
+    Exact for all but those between ``max`` and the next power of two, which share their exponent with
+    representable values: such a tensor counts as one overflow there, until the second look counts it.
+    """
+    fmt = FLOAT_FORMATS[dtype]
+    beyond = sum(n for e, n in histogram.counts.items() if e > fmt.max_exponent)
+    return max(beyond, 1 if max(abs(v) for v in unrounded_range) >= fmt.overflow_at else 0)
