@@ -17,7 +17,14 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "facts": ("ampdoctor.facts",),
-    "config": ("ampdoctor.errors", "ampdoctor.facts", "pydantic", "pydantic_core", "yaml"),
+    "config": (
+        "ampdoctor.config",
+        "ampdoctor.errors",
+        "ampdoctor.facts",
+        "pydantic",
+        "pydantic_core",
+        "yaml",
+    ),
     "load": ("ampdoctor.load", "ampdoctor.config", "ampdoctor.errors", "torch", "numpy", "safetensors"),
     "probe": ("ampdoctor.probe", "ampdoctor.load.workload", "ampdoctor.facts", "ampdoctor.errors", "torch"),
     "diagnose": ("ampdoctor.diagnose", "ampdoctor.facts", "ampdoctor.errors"),

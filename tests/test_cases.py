@@ -1,0 +1,116 @@
+"""The ground truth: every case of tests/cases gets the verdict, module, op and line of its answer key."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampdoctor.diagnose.report import Report
+from case_runner import Case, model_cases, run_case, warnings_of
+
+VERDICTS = {
+    "forward-overflow": "forward-overflow",
+    "forward-underflow": "forward-underflow",
+    "forward-nan-genuine": "forward-undefined",
+    "backward-nan-genuine": "backward-undefined",
+    "clean": "clean",
+}
+"""A case's class -> the verdict it must get."""
+
+OUTLIERS = {"bn_poisoned_by_loud_clip": "forward-overflow", "cached_latents_with_nan": "bad-input"}
+"""Cases of the class data-outlier: one overflows on one sample, one is NaN before anything runs."""
+
+CASES = model_cases()
+FAULTY = [case for case in CASES if case.slug in OUTLIERS or VERDICTS.get(case.kind, "clean") != "clean"]
+HEALTHY = [case for case in CASES if case.kind == "clean"]
+OF_THE_SCALE = [
+    case
+    for case in CASES
+    if case.kind in ("backward-overflow-scale", "gradient-underflow", "update-swallowed")
+]
+
+WITHOUT_EMULATION = [
+    case
+    for case in CASES
+    if case.slug
+    in (
+        "clean_double_where",
+        "focal_log_of_saturated_sigmoid",
+        "mask_minus_1e9_raises",
+        "pegasus_residual_add",
+        "t5_ffn_wo",
+        "var_rsqrt_tiny_eps",
+        "where_exp_branch",
+    )
+]
+"""A few that are quick in the CPU's own FP16."""
+
+
+def verdict_of(case: Case) -> str:
+    return OUTLIERS.get(case.slug) or VERDICTS[case.kind]
+
+
+def named_lines(report: Report) -> list[str]:
+    """The text of every source line that the report names as a place of a fault or as its root."""
+    fault = report.first_fault
+    sources = [finding.source for finding in report.findings]
+    if fault is not None:
+        sources += [fault.source, fault.root.source if fault.root else None]
+    return [source.text for source in sources if source is not None]
+
+
+def check(case: Case, report: Report, emulate: str) -> None:
+    """Asserts that the report on a faulty case says what its key says."""
+    assert report.verdict == verdict_of(case)
+    fault = report.first_fault
+    assert fault is not None
+    if "bad_samples" in case.key:
+        assert list(fault.samples or ()) == case.key["bad_samples"]
+    if verdict_of(case) == "bad-input":
+        return
+    assert fault.phase == case.origin_phase
+    assert fault.module == case.expected("first_bad_module", emulate)
+    if case.key["first_bad_op"]:
+        assert fault.op == case.expected("first_bad_op", emulate)
+    assert fault.fp32_also_fails == case.key["fp32_also_fails"]
+    hint = case.key["line_hint"]
+    if case.key.get("root_cause_differs"):
+        event = case.key["measured"]["event_line"]
+        assert any(hint in line or line == event for line in named_lines(report))
+    else:
+        assert fault.source is not None
+        assert hint in fault.source.text
+
+
+@pytest.mark.parametrize("case", FAULTY, ids=lambda case: case.slug)
+def test_a_faulty_case_gets_the_diagnosis_of_its_key(case: Case) -> None:
+    check(case, run_case(case.slug), "cuda")
+
+
+@pytest.mark.parametrize("case", HEALTHY, ids=lambda case: case.slug)
+def test_a_healthy_case_is_left_in_peace(case: Case) -> None:
+    report = run_case(case.slug)
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    assert report.first_fault is None
+
+
+@pytest.mark.parametrize("case", WITHOUT_EMULATION, ids=lambda case: case.slug)
+def test_the_same_diagnosis_without_emulation(case: Case) -> None:
+    report = run_case(case.slug, emulate="none")
+    if case.kind == "clean":
+        assert (report.verdict, warnings_of(report)) == ("clean", [])
+    else:
+        check(case, report, "none")
+
+
+def test_the_batch_tensor_that_was_bad_from_the_start_is_named() -> None:
+    report = run_case("cached_latents_with_nan")
+    assert report.first_fault is not None
+    assert "ctx" in report.first_fault.tensor
+
+
+@pytest.mark.parametrize("case", OF_THE_SCALE, ids=lambda case: case.slug)
+def test_a_case_of_the_loss_scale_has_no_fault_in_forward(case: Case) -> None:
+    """Which scale would do, and what an update loses, is not asked for here."""
+    report = run_case(case.slug)
+    assert not report.verdict.startswith("forward")
+    assert report.verdict not in ("bad-input", "raises", "not-measured")
