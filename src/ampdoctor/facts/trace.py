@@ -134,6 +134,8 @@ class Pass:
     sites: tuple[SiteRecord, ...]
     parameters: tuple[ParameterGradient, ...]
     seconds: float
+    backward_ran: bool
+    """False for a forward-only pass, after an exception, and where the loss depends on no parameter."""
     interrupted: bool = False
 
 
@@ -173,7 +175,9 @@ class ZeroOrigin:
     zeros: int
     """Elements that are zero here and nonzero at the same site of the reference."""
     reference_absmax: float | None
-    """Largest such element in the reference."""
+    """Largest magnitude at this site of the reference; None where the reference has no such site (a cast)."""
+    made_by: Step | None
+    """For a cast: the op that made the values it rounded to zero."""
 
 
 @dataclass(frozen=True)
@@ -195,11 +199,14 @@ class Birth:
     site: Site | None
     """None for an origin other than ``op``."""
     source: Source | None
+    backward_source: Source | None
+    """For a birth inside a backward that the user wrote: the line there."""
     forward_op: str
     implicit_cast: bool
     name: str
     """For ``batch``, ``parameter``, ``buffer``: which tensor. Otherwise ''."""
     shape: tuple[int, ...]
+    """As the user sees it: where a view follows at once (nn.Linear flattens its input), the view's shape."""
     index: tuple[int, ...]
     """The first element born bad that is not bad at this site of the reference, else the first born bad."""
     count: int

@@ -144,7 +144,9 @@ def _modules_kept(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue  # its attributes live in the script, which only its own code can change
-        registries = {k: dict(v) for k, v in vars(module).items() if k.startswith("_") and isinstance(v, dict)}
+        registries = {
+            k: dict(v) for k, v in vars(module).items() if k.startswith("_") and isinstance(v, dict)
+        }
         saved.append((module, dict(vars(module)), registries))
     try:
         yield

@@ -18,9 +18,24 @@ from ampdoctor.probe.location import Line, ModuleStack, source_of, user_line
 from ampdoctor.probe.tally import Tally
 
 _NO_VALUES = frozenset(
-    "aten::empty aten::empty_like aten::empty_strided aten::empty_permuted aten::new_empty "
-    "aten::new_empty_strided aten::empty_quantized aten::resize_ aten::set_ aten::detach aten::detach_ "
-    "aten::lift_fresh aten::alias aten::_unsafe_view aten::_reshape_alias aten::is_same_size".split()
+    [
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::empty_permuted",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::empty_quantized",
+        "aten::resize_",
+        "aten::set_",
+        "aten::detach",
+        "aten::detach_",
+        "aten::lift_fresh",
+        "aten::alias",
+        "aten::_unsafe_view",
+        "aten::_reshape_alias",
+        "aten::is_same_size",
+    ]
 )
 """Ops whose output holds garbage (uninitialised memory) or the very values of an input."""
 
@@ -58,6 +73,8 @@ class Place:
     module: str
     line: Line | None
     forward_op: str = ""
+    forward_order: int = -1
+    """For a backward op: the position of its forward op among the pass's ops; -1 where that is not known."""
     parameter: str = ""
     recomputed: bool = False
     backward_line: Line | None = None
@@ -72,10 +89,10 @@ class Locator:
         self.phase = "forward"
         self._parameters = parameters
         """id of a parameter -> its name and its module's path"""
-        self._forward: dict[int, tuple[str, Line | None, str]] = {}
-        """sequence number of an autograd node -> the module, line and op of its forward"""
+        self._forward: dict[int, tuple[str, Line | None, str, int]] = {}
+        """sequence number of an autograd node -> the module, line, op and order of its forward"""
 
-    def locate(self, op_name: str) -> Place:
+    def locate(self, op_name: str, order: int) -> Place:
         """The place of the op about to run. Remembers forward ops, so that their backward finds them."""
         node = torch._C._current_autograd_node()
         if node is None:
@@ -83,20 +100,20 @@ class Locator:
             if self.phase == "forward" or self.modules.running:
                 # The op's autograd node is made before the op runs, and took the number before this one.
                 number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-                self._forward.setdefault(number, (place.module, place.line, op_name))
+                self._forward.setdefault(number, (place.module, place.line, op_name, order))
             return place
         if self.modules.running:
             # Activation checkpointing runs this module's forward again, inside backward.
             place = Place("backward", self.modules.current, user_line(in_backward=True), recomputed=True)
             number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-            self._forward.setdefault(number, (place.module, place.line, op_name))
+            self._forward.setdefault(number, (place.module, place.line, op_name, order))
             return place
         variable = getattr(node, "variable", None)
         if variable is not None:
             name, module = self._parameters.get(id(variable), ("", ""))
             return Place("backward", module, None, parameter=name)
-        module, line, forward_op = self._forward.get(node._sequence_nr(), ("", None, ""))
-        return Place("backward", module, line, forward_op, backward_line=user_line(in_backward=True))
+        module, line, forward_op, at = self._forward.get(node._sequence_nr(), ("", None, "", -1))
+        return Place("backward", module, line, forward_op, at, backward_line=user_line(in_backward=True))
 
 
 class Observer(TorchDispatchMode):
@@ -128,7 +145,7 @@ class Observer(TorchDispatchMode):
         op = self._ops.get(func)
         if op is None:
             op = self._ops[func] = describe(func)
-        place = self.locator.locate(op.name)
+        place = self.locator.locate(op.name, self.order)
         self.order += 1
         self.modules_seen.add(place.module)
         if op.foreign:
@@ -158,9 +175,7 @@ class Observer(TorchDispatchMode):
         result = run_like_cuda(func, args, kwargs)
         return result.outputs, result.unrounded
 
-    def record(
-        self, op: Op, place: Place, outputs: Any, unrounded: tuple[Tensor | None, ...]
-    ) -> list[Site]:
+    def record(self, op: Op, place: Place, outputs: Any, unrounded: tuple[Tensor | None, ...]) -> list[Site]:
         """The sites of the op's outputs, their tensors counted."""
         nth: int | None = None
         sites = []
@@ -174,7 +189,7 @@ class Observer(TorchDispatchMode):
                 self._nth[key] = nth + 1
             site = Site(place.phase, place.module, op.name, nth, i)
             row = self.tally.add(tensor, unrounded[i] if i < len(unrounded) else None)
-            implicit = self._autocasts and op.name == "aten::_to_copy" and not _line_converts(place)
+            implicit = self._autocasts and op.name == "aten::_to_copy" and not line_converts(place)
             self._records.append((site, self.order - 1, row, place, implicit))
             sites.append(site)
         return sites
@@ -222,7 +237,7 @@ def largest_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Non
     return max(numbers, key=abs, default=None)
 
 
-def _line_converts(place: Place) -> bool:
+def line_converts(place: Place) -> bool:
     """The user's line names a dtype itself, so the cast is theirs and not autocast's.
 
     Read from the text: while a dispatch mode runs, torch hides whether an autocast kernel made the call.

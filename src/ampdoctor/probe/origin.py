@@ -20,8 +20,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
-from ampdoctor.probe.location import Line, source_of
-from ampdoctor.probe.observer import Locator, Observer, Op, Place, flat, is_countable, largest_scalar
+from ampdoctor.probe.location import source_of
+from ampdoctor.probe.observer import (
+    Locator,
+    Observer,
+    Op,
+    Place,
+    flat,
+    is_countable,
+    largest_scalar,
+    line_converts,
+)
 
 _MAX_BIRTHS = 200
 """Births kept of one pass; a model that makes more has one cause many times over."""
@@ -63,8 +72,6 @@ class Newborn:
     operands: tuple[Operand, ...] = ()
     constant: float | None = None
     parents: tuple[int, ...] = ()
-    ancestors: tuple[int, ...] = ()
-    """Orders of the ops its inputs came from, nearest first."""
     path: list[Step] = field(default_factory=list)
     absorbed_at: Step | None = None
     reaches_loss: bool = False
@@ -102,14 +109,20 @@ class SecondLook(Observer):
         """Order of an op that rounded nonzero values to zero."""
         self.sites: dict[int, list[Site]] = {}
         """Order of an op -> the sites of its outputs."""
+        self.places: dict[int, Place] = {}
+        """Order of an op -> its place."""
+        self.zeros: dict[Site, int] = {}
+        """Zeros at each site that has some."""
         self.inputs_of: dict[int, tuple[int, ...]] = {}
         """Order of an op -> orders of the ops that made its inputs."""
         self._known: dict[int, tuple[StorageWeakRef, frozenset[int]]] = {}
         """Storage -> (is it still alive, births whose value lies in it; empty: all finite)."""
         self._maker: dict[int, tuple[StorageWeakRef, Step]] = {}
         self._declared: dict[str, int] = {}
-        self._last: tuple[int, int, list[Newborn]] | None = None
-        """(order, storage, births) of the op before this one, for a view that follows at once."""
+        self._born_at: dict[int, list[int]] = {}
+        """Order of an op -> births in its outputs."""
+        self._unviewed: dict[int, tuple[StorageWeakRef, Newborn]] = {}
+        """Storage -> a birth in it whose shape no view has shown yet."""
 
     # -- what the session tells it and asks of it
 
@@ -122,7 +135,9 @@ class SecondLook(Observer):
             return
         nan = bool(torch.isnan(tensor).any())
         mask = torch.isnan(tensor) if nan else torch.isinf(tensor)
-        self._remember(tensor, frozenset((self._add(origin, "nan" if nan else "inf", tensor, mask, name).id,)))
+        self._remember(
+            tensor, frozenset((self._add(origin, "nan" if nan else "inf", tensor, mask, name).id,))
+        )
 
     def births_in(self, tensor: Tensor) -> frozenset[int]:
         """The births whose values a non-finite tensor holds."""
@@ -139,23 +154,21 @@ class SecondLook(Observer):
         inputs = [t for t in flat((args, kwargs)) if is_countable(t)]
         before = [t for t in flat((before_args, before_kwargs)) if is_countable(t)]
         taints = [self._taint(t) for t in inputs]
-        bad_inputs = [
-            (b, ids) for b, ids in zip(before, taints, strict=True) if ids and _has_nonfinite(b)
-        ]
+        bad_inputs = [(b, ids) for b, ids in zip(before, taints, strict=True) if ids and _has_nonfinite(b)]
         makers = [m for t in inputs if (m := self._made_by(t)) is not None]
         state = self._rng_state()
         outputs, unrounded = self.call(func, args, kwargs)
         tensors = [t for t in flat(outputs) if is_countable(t)]
         if not op.makes_values:
             for t in tensors:
-                self._follow_view(order, t)
+                self._follow_view(t)
                 if op.name.startswith(("aten::empty", "aten::new_empty", "aten::resize")):
                     self._remember(t, frozenset())
             return outputs
         self.sites[order] = sites = self.record(op, place, outputs, unrounded)
+        self.places[order] = place
         self.inputs_of[order] = tuple(dict.fromkeys(m.order for m in makers))
-        self._note_flush(order, place, sites, tensors, unrounded, makers)
-        newborn: list[Newborn] = []
+        self._note_zeros(order, place, sites, tensors, unrounded, makers)
         absorbed = True
         for tensor, site in zip(tensors, sites, strict=True):
             step = self._step(place, op, order, "finite")
@@ -164,9 +177,18 @@ class SecondLook(Observer):
             else:
                 absorbed = False
                 born, ids = self._explain(
-                    func, op, place, order, site, tensor, before_args, before_kwargs, before, bad_inputs, state
+                    func,
+                    op,
+                    place,
+                    order,
+                    site,
+                    tensor,
+                    before_args,
+                    before_kwargs,
+                    before,
+                    bad_inputs,
+                    state,
                 )
-                newborn += born
                 self._settle(tensor, op, inputs, ids)
                 step = self._step(place, op, order, "nan" if bool(torch.isnan(tensor).any()) else "inf")
                 for number in ids - {b.id for b in born}:
@@ -176,7 +198,6 @@ class SecondLook(Observer):
         if absorbed and tensors:
             for number in {i for _, ids in bad_inputs for i in ids}:
                 self.births[number].absorbed_at = self._step(place, op, order, "finite")
-        self._last = (order, _key(tensors[0]), newborn) if newborn and len(tensors) == 1 else None
         return outputs
 
     # -- one non-finite output
@@ -187,12 +208,16 @@ class SecondLook(Observer):
         bad_inputs: list[tuple[Tensor, frozenset[int]]], rng: Any,
     ) -> tuple[list[Newborn], frozenset[int]]:  # fmt: skip
         """(births in this output, all births whose values it holds)."""
-        arrived = frozenset(i for _, ids in bad_inputs for i in ids)
+        # The gradient of an op that made an infinity is that fault again, whatever its formula reads.
+        same = frozenset(self._born_at.get(place.forward_order, ()))
+        arrived = same | {i for _, ids in bad_inputs for i in ids}
         born: list[Newborn] = []
         for value, mask in self._new_elements(func, op, out, bad_inputs):
             scalars = [v for v in flat((args, kwargs)) if isinstance(v, float) and not math.isfinite(v)]
             if scalars and not (value == "nan" and all(math.isinf(v) for v in scalars)):
                 arrived |= {self._declare(place, order, out, mask, value)}
+                continue
+            if same:
                 continue
             parents = frozenset() if value == "inf" else self._parents(mask, bad_inputs)
             if value == "nan" and any(self.births[p].origin == "op" for p in parents):
@@ -202,14 +227,13 @@ class SecondLook(Observer):
                 continue
             birth = self._add("op", value, out, mask, "")
             birth.order, birth.site, birth.place = order, site, place
-            birth.implicit_cast = (
-                op.name == "aten::_to_copy" and self._autocasts and not place_converts(place)
-            )
+            birth.implicit_cast = op.name == "aten::_to_copy" and self._autocasts and not line_converts(place)
             birth.exact = _rerun(func, args, kwargs, site.output, rng)
             birth.operands = tuple(self._operand(t) for t in inputs)
             birth.constant = largest_scalar(args, kwargs)
             birth.parents = tuple(sorted(parents))
-            birth.ancestors = self._ancestors(order)
+            self._born_at.setdefault(order, []).append(birth.id)
+            self._unviewed[_key(out)] = (StorageWeakRef(out.untyped_storage()), birth)
             born.append(birth)
         return born, arrived | {b.id for b in born}
 
@@ -287,37 +311,29 @@ class SecondLook(Observer):
                 births = births | known[1]
         self._remember(out, births)
 
-    def _follow_view(self, order: int, view: Tensor) -> None:
-        """A view right after a birth shows the element's place as the user's code sees it."""
-        if self._last is None or self._last[:2] != (order - 1, _key(view)):
+    def _follow_view(self, view: Tensor) -> None:
+        """The first view that adds dimensions to a birth's tensor shows the element as the user sees it."""
+        alive, birth = self._unviewed.get(_key(view), (None, None))
+        if alive is None or birth is None or alive.expired():
             return
-        for birth in self._last[2]:
-            if birth.mask.numel() == view.numel() and view.dim() > birth.mask.dim() and view.is_contiguous():
-                birth.mask = birth.mask.reshape(view.shape)
-                if birth.exact is not None:
-                    birth.exact = birth.exact.reshape(view.shape)
-        self._last = (order, self._last[1], self._last[2])
+        if birth.mask.numel() == view.numel() and view.dim() > birth.mask.dim() and view.is_contiguous():
+            birth.mask = birth.mask.reshape(view.shape)
+            if birth.exact is not None and birth.exact.numel() == view.numel():
+                birth.exact = birth.exact.reshape(view.shape)
+            del self._unviewed[_key(view)]
 
     def _made_by(self, tensor: Tensor) -> Step | None:
         made = self._maker.get(_key(tensor))
         return made[1] if made is not None and not made[0].expired() else None
 
-    def _ancestors(self, order: int) -> tuple[int, ...]:
-        """Orders of the ops that this one's inputs came from, nearest first, as far back as 64 ops."""
-        found: dict[int, None] = {}
-        frontier = list(self.inputs_of.get(order, ()))
-        while frontier and len(found) < 64:
-            at = frontier.pop(0)
-            if at not in found:
-                found[at] = None
-                frontier += self.inputs_of.get(at, ())
-        return tuple(found)
-
-    def _note_flush(
+    def _note_zeros(
         self, order: int, place: Place, sites: list[Site], tensors: list[Tensor],
         unrounded: tuple[Tensor | None, ...], makers: list[Step],
     ) -> None:  # fmt: skip
         for site, tensor in zip(sites, tensors, strict=True):
+            zeros = tensor.numel() - int(torch.count_nonzero(tensor))
+            if zeros:
+                self.zeros[site] = zeros
             exact = unrounded[site.output] if site.output < len(unrounded) else None
             if exact is not None and exact.shape == tensor.shape:
                 flushed = int(((tensor == 0) & (exact != 0)).sum())
@@ -341,18 +357,27 @@ class SecondLook(Observer):
 
 
 _MOVES_VALUES = frozenset(
-    "aten::cat aten::stack aten::index aten::index_put aten::index_put_ aten::gather aten::embedding "
-    "aten::copy_ aten::clone aten::_to_copy aten::slice_scatter aten::select_scatter aten::repeat "
-    "aten::constant_pad_nd aten::index_select aten::roll aten::flip".split()
+    [
+        "aten::cat",
+        "aten::stack",
+        "aten::index",
+        "aten::index_put",
+        "aten::index_put_",
+        "aten::gather",
+        "aten::embedding",
+        "aten::copy_",
+        "aten::clone",
+        "aten::_to_copy",
+        "aten::slice_scatter",
+        "aten::select_scatter",
+        "aten::repeat",
+        "aten::constant_pad_nd",
+        "aten::index_select",
+        "aten::roll",
+        "aten::flip",
+    ]
 )
 """Ops that only move elements: a NaN in their output came in, even where its input was not seen."""
-
-
-def place_converts(place: Place) -> bool:
-    """See observer._line_converts."""
-    from ampdoctor.probe.observer import _line_converts
-
-    return _line_converts(place)
 
 
 def _key(tensor: Tensor) -> int:
@@ -454,7 +479,7 @@ class ReferenceWatch(Observer):
     def __init__(self, locator: Locator, births: dict[Site, list[Newborn]]) -> None:
         super().__init__(locator, emulate=False, autocasts=False)
         self.twins: dict[int, Twin] = {}
-        """Index of a birth in the caller's order -> what was seen."""
+        """id() of a birth -> what was seen at its site."""
         self._births = births
 
     def run(
@@ -479,11 +504,6 @@ class ReferenceWatch(Observer):
         differs = bool(sound.any())
         index = int((sound if differs else mask).int().argmax())
         number = values[index]
-        self.twins[birth.id] = Twin(
+        self.twins[id(birth)] = Twin(
             "finite" if differs else "same", index, None if number.is_complex() else float(number)
         )
-
-
-def line_source(line: Line | None) -> Any:
-    """The readable form of a line (re-exported for the session)."""
-    return source_of(line)

@@ -1,0 +1,155 @@
+"""One pass: forward, loss, scaled backward, under an observer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from ampdoctor.load.traceback import user_traceback
+from torch import Tensor
+
+from ampdoctor.errors import AmpDoctorError, ProbeError
+from ampdoctor.facts.trace import Raised
+from ampdoctor.load.workload import Workload
+from ampdoctor.probe.cuda_on_cpu import EmulatedRefusal
+from ampdoctor.probe.isolation import batch_copy, map_floating, named_tensors, seeded
+from ampdoctor.probe.location import ModuleStack, line_of_exception, source_of
+from ampdoctor.probe.observer import Locator, Observer
+from ampdoctor.probe.origin import SecondLook
+from ampdoctor.probe.precision import Precision
+
+MakeObserver = Callable[[Locator], Observer]
+
+
+@dataclass
+class Run:
+    """What one pass left behind, tensors included."""
+
+    precision: Precision
+    observer: Observer
+    modules: ModuleStack
+    loss: Tensor | None = None
+    """The unscaled loss, detached; None where there is none."""
+    raised: Raised | None = None
+    backward_ran: bool = False
+    interrupted: bool = False
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    """Scaled gradients by parameter name, dense."""
+    seconds: float = 0.0
+
+
+def run_pass(
+    workload: Workload, batch: Any, precision: Precision, seed: int, make_observer: MakeObserver
+) -> Run:
+    """One forward and backward of ``batch``. An exception of the model's is returned, not raised.
+
+    Raises LoadError where the model gives no loss, ProbeError out of memory.
+    """
+    model = workload.model
+    modules = ModuleStack(model)
+    locator = Locator(modules, {id(p): (n, n.rpartition(".")[0]) for n, p in model.named_parameters()})
+    observer = make_observer(locator)
+    run = Run(precision, observer, modules)
+    started = time.perf_counter()
+    with precision.open(model), modules.watch(), seeded(seed):
+        data = batch_copy(batch, precision.device)
+        if isinstance(observer, SecondLook):
+            _introduce(observer, workload, data)
+        try:
+            with torch.set_grad_enabled(not workload.forward_only):
+                _step(workload, data, run, locator)
+        except AmpDoctorError:
+            raise
+        except KeyboardInterrupt:
+            run.interrupted = True
+        except Exception as error:
+            if _is_out_of_memory(error):
+                raise ProbeError(
+                    f"out of memory in the {precision.role} pass: {str(error).splitlines()[0]}",
+                    "scan a smaller batch (fewer samples, shorter sequences) or a smaller model config",
+                ) from error
+            run.raised = _raised(error, run, locator.phase)
+        run.gradients = {
+            name: p.grad.detach().to_dense() if p.grad.layout != torch.strided else p.grad.detach()
+            for name, p in model.named_parameters()
+            if p.grad is not None
+        }
+        if isinstance(observer, SecondLook):
+            _conclude(observer, run)
+    run.seconds = time.perf_counter() - started
+    return run
+
+
+def _step(workload: Workload, data: Any, run: Run, locator: Locator) -> None:
+    precision = run.precision
+    with run.observer:
+        if precision.weights is not None:
+            # Observed: a batch value that the dtype cannot hold becomes inf right here.
+            low = precision.weights
+            wide = precision.role == "reference"
+            data = map_floating(data, lambda t: t if wide and t.itemsize > 4 else t.to(low))
+        with precision.autocast():
+            result = workload.step(workload.model, data)
+        if workload.forward_only:
+            run.loss = None
+            return
+        run.loss = result.detach()
+        if not result.requires_grad:
+            return
+        locator.phase = "backward"
+        # As GradScaler does: a float32 scale times the loss, then backward outside autocast.
+        scaled = result * torch.tensor(precision.loss_scale, device=result.device)
+        scaled.backward()
+        run.backward_ran = True
+
+
+def _introduce(look: SecondLook, workload: Workload, data: Any) -> None:
+    for name, tensor in workload.model.named_parameters():
+        look.know("parameter", name, tensor.detach())
+    for name, tensor in workload.model.named_buffers():
+        look.know("buffer", name, tensor)
+    for name, tensor in named_tensors(data):
+        look.know("batch", name, tensor.detach())
+
+
+def _conclude(look: SecondLook, run: Run) -> None:
+    """Marks the births that the loss and the gradients hold."""
+    if run.loss is not None:
+        for number in look.births_in(run.loss):
+            look.births[number].reaches_loss = True
+    for name, gradient in run.gradients.items():
+        for number in look.births_in(gradient):
+            look.births[number].reaches_gradients.append(name)
+
+
+def _raised(error: Exception, run: Run, phase: str) -> Raised:
+    observer = run.observer
+    in_op = observer.failed is not None and observer.failed[0] is error
+    op = constant = place = None
+    if in_op and observer.failed is not None:
+        _, op, place, constant = observer.failed
+    line = line_of_exception(error)
+    if phase == "backward" or line is None:
+        line = (place.line if place is not None else None) or line
+    module = place.module if place is not None else run.modules.module_of_exception(error)
+    holds = constant is not None and "without overflow" in str(error)
+    return Raised(
+        type(error).__name__,
+        str(error),
+        phase,
+        module,
+        op or "",
+        source_of(line),
+        isinstance(error, EmulatedRefusal),
+        constant if holds else None,
+        user_traceback(error),
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )

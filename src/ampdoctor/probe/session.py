@@ -1,0 +1,373 @@
+"""``probe(workload, plan)``: every pass that a report needs, as one Trace."""
+
+from __future__ import annotations
+
+import collections
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampdoctor.errors import ProbeError
+from ampdoctor.facts.site import Site
+from ampdoctor.facts.trace import (
+    BadTensor,
+    Birth,
+    Environment,
+    ModuleRecord,
+    Pass,
+    Raised,
+    SiteRecord,
+    Trace,
+)
+from ampdoctor.load.workload import Workload
+from ampdoctor.probe.births import Seen, describe_births
+from ampdoctor.probe.gradients import compare_gradients
+from ampdoctor.probe.isolation import isolated, named_tensors
+from ampdoctor.probe.observer import Observer, is_countable
+from ampdoctor.probe.origin import Newborn, ReferenceWatch, SecondLook
+from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.precision import Precision, candidate, choose_device, device_name, reference
+from ampdoctor.probe.run import Run, run_pass
+from ampdoctor.version import VERSION
+
+Progress = Callable[[str, int, int], None]
+"""Called as (what starts now, steps done, steps in all)."""
+
+_ROOT_SCALE = 1.0
+"""The scale at which backward is looked at for a fault that a high scale hides."""
+
+
+def probe(workload: Workload, plan: Plan, progress: Progress | None = None) -> Trace:
+    """Everything seen of ``workload`` run as ``plan`` says, next to its FP32 reference.
+
+    Raises ConfigError for a device that is not there, LoadError where the model gives no loss, ProbeError
+    where it raises in every precision or memory runs out. Interrupted, it returns what it has.
+    """
+    return _Session(workload, plan, progress or (lambda *_: None)).run()
+
+
+@dataclass
+class _Session:
+    workload: Workload
+    plan: Plan
+    progress: Progress
+    passes: list[Pass] = field(default_factory=list)
+    births: list[Birth] = field(default_factory=list)
+    opaque_ops: dict[str, None] = field(default_factory=dict)
+    first_candidate: Run | None = None
+    deterministic: bool | None = None
+    observer_changed_loss: bool | None = None
+    interrupted: bool = False
+
+    def run(self) -> Trace:
+        started = time.perf_counter()
+        self.device = choose_device(self.plan.device)
+        model = self.workload.model
+        bad = tuple(_bad_tensors(model, self.workload.batches))
+        with isolated(model, self.workload.batches):
+            for index, batch in enumerate(self.workload.batches):
+                try:
+                    self._batch(index, batch)
+                except KeyboardInterrupt:
+                    self.interrupted = True
+                if self.interrupted:
+                    break
+        return Trace(
+            environment=self._environment(),
+            modules=self._modules(),
+            bad_tensors=bad,
+            passes=tuple(self.passes),
+            births=tuple(self.births),
+            opaque_ops=tuple(sorted(self.opaque_ops)),
+            refused_ops=(),
+            deterministic=self.deterministic,
+            observer_changed_loss=self.observer_changed_loss,
+            seed=self.plan.seed,
+            seconds=time.perf_counter() - started,
+            interrupted=self.interrupted,
+        )
+
+    # -- one batch: reference, candidate, and a second look where something is not finite
+
+    def _batch(self, index: int, batch: Any) -> None:
+        steps = 2 * len(self.workload.batches)
+        self.progress(f"FP32 reference, batch {index}", 2 * index, steps)
+        exact = self._plain(batch, reference(self.device))
+        self._keep(index, exact, exact, {})
+        if self.interrupted:
+            return
+        self.progress(f"{self.plan.dtype} candidate, batch {index}", 2 * index + 1, steps)
+        precision = candidate(self.plan, self.device, self.plan.loss_scale)
+        run = self._plain(batch, precision)
+        if self.first_candidate is None:
+            self.first_candidate = run
+        self._refuse_general_failure(exact, run)
+        records = run.observer.records()
+        if self.interrupted or (_is_sound(records, run) and not run.interrupted):
+            self._keep(index, run, exact, {}, records)
+            if index == 0 and not self.interrupted:
+                self._check_observer(batch, precision, run)
+            return
+        self.progress(f"second look, batch {index}", 2 * index + 1, steps)
+        look = self._look(batch, precision)
+        self._keep(index, run, exact, look.exact if look is not None else {}, records)
+        if look is not None:
+            self._describe(index, batch, precision, look)
+
+    def _plain(self, batch: Any, precision: Precision) -> Run:
+        def make(locator: Any) -> Observer:
+            return Observer(locator, emulate=precision.emulates_cuda, autocasts=_autocasts(precision))
+
+        run = run_pass(self.workload, batch, precision, self.plan.seed, make)
+        self.opaque_ops.update(run.observer.opaque_ops)
+        self.interrupted |= run.interrupted
+        return run
+
+    def _look(self, batch: Any, precision: Precision) -> SecondLook | None:
+        def make(locator: Any) -> Observer:
+            return SecondLook(locator, emulate=precision.emulates_cuda, autocasts=_autocasts(precision))
+
+        run = run_pass(self.workload, batch, precision, self.plan.seed, make)
+        self.interrupted |= run.interrupted
+        return run.observer if isinstance(run.observer, SecondLook) else None
+
+    def _describe(self, index: int, batch: Any, precision: Precision, look: SecondLook) -> None:
+        size = _batch_size(batch)
+        seen = []
+        in_backward = any(b.site is not None and b.site.phase == "backward" for b in look.births)
+        if in_backward and precision.loss_scale > _ROOT_SCALE and not self.interrupted:
+            # A scale that is too high overflows before the real fault shows: look at a low one first.
+            root = self._look(batch, replace(precision, loss_scale=_ROOT_SCALE))
+            if root is not None:
+                births = [b for b in root.births if b.site is not None and b.site.phase == "backward"]
+                seen.append(Seen(root, index, size, _ROOT_SCALE, births))
+        seen.insert(0, Seen(look, index, size, precision.loss_scale, look.births))
+        by_site: dict[Site, list[Newborn]] = collections.defaultdict(list)
+        for item in seen:
+            for birth in item.births:
+                if birth.site is not None:
+                    by_site[birth.site].append(birth)
+        twins = {}
+        if by_site and not self.interrupted:
+            watch = run_pass(
+                self.workload, batch, reference(self.device), self.plan.seed,
+                lambda locator: ReferenceWatch(locator, by_site),
+            )  # fmt: skip
+            assert isinstance(watch.observer, ReferenceWatch)
+            twins = watch.observer.twins
+            self.interrupted |= watch.interrupted
+        exact = next((p for p in self.passes if p.role == "reference" and p.batch == index), None)
+        offset = len(self.births)
+        for fact in describe_births(seen, twins, exact):
+            self.births.append(
+                replace(fact, id=fact.id + offset, parents=tuple(p + offset for p in fact.parents))
+            )
+
+    def _keep(
+        self, index: int, run: Run, exact: Run, counts: dict[Site, Any],
+        records: tuple[SiteRecord, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """Turns a run into a Pass; its tensors are let go after this."""
+        p = run.precision
+        records = run.observer.records() if records is None else records
+        self.passes.append(
+            Pass(
+                role=p.role,
+                batch=index,
+                mode=p.mode,
+                dtype=str(p.dtype).removeprefix("torch."),
+                loss_scale=p.loss_scale,
+                loss=float(run.loss) if run.loss is not None and run.loss.numel() == 1 else None,
+                loss_dtype=str(run.loss.dtype).removeprefix("torch.") if run.loss is not None else "",
+                raised=run.raised,
+                sites=tuple(_with_counts(r, counts) for r in records),
+                parameters=compare_gradients(run.gradients, p.loss_scale, exact.gradients),
+                seconds=run.seconds,
+                backward_ran=run.backward_ran,
+                interrupted=run.interrupted,
+            )
+        )
+
+    def _refuse_general_failure(self, exact: Run, run: Run) -> None:
+        """A model that raises the same in FP32 has a plain bug; there is nothing to compare."""
+        a, b = exact.raised, run.raised
+        if a is not None and b is not None and (a.type, a.source) == (b.type, b.source):
+            raise ProbeError(
+                f"the model raises in FP32 as well: {a.type}: {a.message}", _where(a), a.traceback
+            )
+
+    def _check_observer(self, batch: Any, precision: Precision, run: Run) -> None:
+        """Runs the candidate again, forward only, with nothing recorded: the loss must not change."""
+        if run.loss is None or run.raised is not None:
+            return
+
+        def bare() -> Tensor | None:
+            again = run_pass(
+                replace(self.workload, step=_without_history(self.workload.step)), batch, precision,
+                self.plan.seed,
+                lambda locator: _Bare(
+                    locator, emulate=precision.emulates_cuda, autocasts=_autocasts(precision)
+                ),
+            )  # fmt: skip
+            self.interrupted |= again.interrupted
+            return again.loss
+
+        first = bare()
+        if self.interrupted or first is None:
+            return
+        if torch.equal(first, run.loss):
+            self.deterministic, self.observer_changed_loss = True, False
+            return
+        second = bare()
+        if second is not None:
+            self.deterministic = torch.equal(first, second)
+            self.observer_changed_loss = True if self.deterministic else None
+
+    # -- facts about the whole
+
+    def _environment(self) -> Environment:
+        model, plan = self.workload.model, self.plan
+        emulates = candidate(plan, self.device, 1.0).emulates_cuda
+        return Environment(
+            tool_version=VERSION,
+            torch_version=torch.__version__,
+            python_version=platform.python_version(),
+            device=str(self.device),
+            device_name=device_name(self.device),
+            emulates="cuda" if emulates else None,
+            mode=plan.mode,
+            dtype=plan.dtype,
+            loss_scale=plan.loss_scale,
+            title=self.workload.title,
+            forward_only=self.workload.forward_only,
+            batches=len(self.workload.batches),
+            trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        )
+
+    def _modules(self) -> tuple[ModuleRecord, ...]:
+        run = self.first_candidate
+        calls = run.modules.calls if run is not None else {}
+        seen = run.observer.modules_seen if run is not None else set()
+        return tuple(
+            ModuleRecord(
+                path=path,
+                type=_type_name(module),
+                calls=calls.get(path, 0),
+                parameters=sum(p.numel() for p in module.parameters(recurse=False)),
+                opaque=_is_opaque(path, module, calls, seen),
+                compiled=path in self.workload.compiled,
+            )
+            for path, module in self.workload.model.named_modules()
+        )
+
+
+class _Bare(Observer):
+    """Runs every op as the candidate does, and records nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.call(func, args, kwargs or {})[0]
+
+
+def _without_history(step: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return step(model, batch).detach()
+
+    return forward
+
+
+def _autocasts(precision: Precision) -> bool:
+    return precision.role == "candidate" and precision.mode == "autocast"
+
+
+def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:
+    """Nothing in the pass is NaN or inf."""
+    return (
+        all(r.stats.is_finite for r in records)
+        and (run.loss is None or bool(torch.isfinite(run.loss).all()))
+        and all(bool(torch.isfinite(g).all()) for g in run.gradients.values())
+    )
+
+
+def _with_counts(record: SiteRecord, counts: dict[Site, Any]) -> SiteRecord:
+    exact = counts.get(record.site)
+    if exact is None:
+        return record
+    overflowed = record.stats.overflowed
+    return replace(
+        record,
+        stats=replace(
+            record.stats, nan=exact.nan, inf=exact.inf, absmax=exact.absmax,
+            overflowed=None if overflowed is None else min(overflowed, exact.inf),
+        ),
+    )  # fmt: skip
+
+
+def _bad_tensors(model: nn.Module, batches: tuple[Any, ...]) -> list[BadTensor]:
+    found = []
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in named:
+            found += _bad_tensor(kind, name, None, tensor.detach(), None)
+    for index, batch in enumerate(batches):
+        size = _batch_size(batch)
+        for name, tensor in named_tensors(batch):
+            found += _bad_tensor("batch", name, index, tensor.detach(), size)
+    return found
+
+
+def _bad_tensor(
+    kind: str, name: str, batch: int | None, tensor: Tensor, batch_size: int | None
+) -> list[BadTensor]:
+    if not is_countable(tensor) or tensor.numel() == 0:
+        return []
+    bad = ~torch.isfinite(tensor)
+    if not bool(bad.any()):
+        return []
+    first = torch.nonzero(bad)[0] if bad.dim() else torch.zeros(0, dtype=torch.long)
+    by_sample = batch_size is not None and bad.dim() > 0 and bad.shape[0] == batch_size
+    samples = torch.nonzero(bad.reshape(bad.shape[0], -1).any(1)).flatten().tolist() if by_sample else None
+    return [
+        BadTensor(
+            kind, name, batch, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape),
+            int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum()),
+            tuple(int(i) for i in first), None if samples is None else tuple(samples),
+        )
+    ]  # fmt: skip
+
+
+def _batch_size(batch: Any) -> int | None:
+    """The first dimension that most of the batch's tensors share; None if no two agree and there are several."""
+    sizes = collections.Counter(t.shape[0] for _, t in named_tensors(batch) if t.dim() > 0)
+    if not sizes:
+        return None
+    size, count = sizes.most_common(1)[0]
+    return size if count > 1 or len(sizes) == 1 else None
+
+
+def _is_opaque(path: str, module: nn.Module, calls: dict[str, int], seen: set[str]) -> bool:
+    """It ran, it has no children to do its work, and yet no op was seen in it."""
+    return (
+        calls.get(path, 0) > 0
+        and path not in seen
+        and not any(True for _ in module.children())
+        and (
+            any(True for _ in module.parameters(recurse=False)) or isinstance(module, torch.jit.ScriptModule)
+        )
+    )
+
+
+def _type_name(module: nn.Module) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(getattr(module, "original_name", type(module).__name__))
+    return type(module).__name__
+
+
+def _where(raised: Raised) -> str:
+    place = f"in {raised.module or 'the model or loss'}, {raised.phase}"
+    if raised.source is not None:
+        place += f", at {raised.source.file}:{raised.source.line}: {raised.source.text}"
+    return place + "; run it in plain FP32 first"
