@@ -18,7 +18,7 @@ from torch import nn
 from ampdoctor.config import Config
 from ampdoctor.diagnose.report import Report
 from ampdoctor.facts.trace import Pass, Trace
-from ampdoctor.load import load_workload
+from ampdoctor.load import load
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.plan import Plan
 
@@ -99,7 +99,7 @@ def plan_of(config: Config) -> Plan:
 
 def run_config(config: Config) -> tuple[Trace, Report]:
     """Trace and report of a config: load, probe, diagnose."""
-    trace = probe(load_workload(config), plan_of(config))
+    trace = probe(load(config), plan_of(config))
     return trace, diagnose(trace)
 
 

@@ -14,21 +14,16 @@ SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "ampdoctor"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+LEAVES = ("ampdoctor.errors", "ampdoctor.facts", "ampdoctor.version")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "version": (),
     "facts": ("ampdoctor.facts",),
-    "config": (
-        "ampdoctor.config",
-        "ampdoctor.errors",
-        "ampdoctor.facts",
-        "pydantic",
-        "pydantic_core",
-        "yaml",
-    ),
-    "load": ("ampdoctor.load", "ampdoctor.config", "ampdoctor.errors", "torch", "numpy", "safetensors"),
-    "probe": ("ampdoctor.probe", "ampdoctor.load.workload", "ampdoctor.facts", "ampdoctor.errors", "torch"),
-    "diagnose": ("ampdoctor.diagnose", "ampdoctor.facts", "ampdoctor.errors"),
-    "render": ("ampdoctor.render", "ampdoctor.diagnose", "ampdoctor.facts", "ampdoctor.errors", "rich"),
+    "config": (*LEAVES, "ampdoctor.config", "pydantic", "pydantic_core", "yaml"),
+    "load": (*LEAVES, "ampdoctor.load", "ampdoctor.config", "torch", "numpy", "safetensors"),
+    "probe": (*LEAVES, "ampdoctor.probe", "ampdoctor.load.workload", "ampdoctor.load.traceback", "torch"),
+    "diagnose": (*LEAVES, "ampdoctor.diagnose"),
+    "render": (*LEAVES, "ampdoctor.render", "ampdoctor.diagnose", "rich"),
     "cli": ("ampdoctor", "typer", "click", "rich", "torch", "yaml"),
 }
 """Per layer, everything beyond the standard library that one of its files may import."""
