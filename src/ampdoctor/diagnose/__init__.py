@@ -1,0 +1,1 @@
+"""Judges: pure functions from a Trace to a Report, standard library only."""

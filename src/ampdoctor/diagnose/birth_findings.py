@@ -1,0 +1,136 @@
+"""Findings about births: which births a rule speaks of, one finding per place, evidence in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ampdoctor.diagnose.births import FAULT, HARMLESS, SILENT, JudgedBirth, in_order
+from ampdoctor.diagnose.report import Finding
+from ampdoctor.diagnose.verdict import Reading
+from ampdoctor.diagnose.wording import (
+    count_words,
+    format_name,
+    number,
+    place,
+    sample_words,
+    short_op,
+    source_place,
+)
+from ampdoctor.facts.floats import FLOAT_FORMATS
+
+Speaks = Callable[[JudgedBirth], bool]
+Words = Callable[[JudgedBirth], str]
+
+
+def births_of(reading: Reading, speaks: Speaks) -> list[JudgedBirth]:
+    """The births a finding may be about, those the rule speaks of, as they happened."""
+    reported = [j for j in reading.births if j.standing in (FAULT, SILENT, HARMLESS)]
+    return [j for j in in_order(reported) if speaks(j)]
+
+
+def findings_by_place(
+    code: str, title: str, births: Iterable[JudgedBirth], message: Words, remedy: Words
+) -> Iterator[Finding]:
+    """One finding per module, op and source line; faults are errors, harmless births are information."""
+    groups: dict[tuple[str, ...], list[JudgedBirth]] = {}
+    for j in births:
+        site, source = j.birth.site, j.birth.source
+        harmless = "harmless" if j.standing == HARMLESS else ""
+        key = (harmless, site.module if site else "", site.op if site else "", source_place(source))
+        groups.setdefault(key, []).append(j)
+    for group in groups.values():
+        first = group[0]
+        site = first.birth.site
+        again = f" It happens {len(group):,} times here." if len(group) > 1 else ""
+        yield Finding(
+            code=code,
+            severity="info" if first.standing == HARMLESS else "error",
+            title=title,
+            module=site.module if site else "",
+            op=site.op if site else "",
+            source=first.birth.source,
+            message=message(first) + again + _outcome(first),
+            evidence=_evidence(group),
+            remedy=remedy(first),
+            count=len(group),
+        )
+
+
+def _outcome(judged: JudgedBirth) -> str:
+    """What became of it, where it is not simply the loss or a gradient that turns bad."""
+    taken_in = judged.birth.absorbed_at
+    by = f" by {short_op(taken_in.op)} ({place(taken_in.module)})" if taken_in else ""
+    if judged.standing == HARMLESS:
+        return f" It is absorbed{by}, and the outcome agrees with FP32."
+    if judged.standing == SILENT:
+        return f" It is absorbed{by}, so nothing turns NaN, but the outcome is wrong."
+    return ""
+
+
+def _evidence(group: list[JudgedBirth]) -> dict[str, Any]:
+    birth = group[0].birth
+    numel = 1
+    for size in birth.shape:
+        numel *= size
+    fmt = FLOAT_FORMATS.get(birth.dtype)
+    samples = sorted({s for j in group for s in j.birth.samples or ()})
+    return {
+        "value": birth.value,
+        "cause": group[0].cause,
+        "phase": group[0].phase,
+        "dtype": birth.dtype,
+        "exact_value": birth.exact_value,
+        "reference_value": birth.reference_value,
+        "largest": fmt.max if fmt else None,
+        "count": birth.count,
+        "numel": numel,
+        "index": list(birth.index),
+        "batches": sorted({j.birth.batch for j in group}),
+        "samples": samples or None,
+        "loss_scale": birth.loss_scale,
+        "reaches_loss": group[0].reaches_loss,
+        "reaches_gradients": list(group[0].reaches_gradients),
+    }
+
+
+# ---------------------------------------------------------------- sentences that several rules use
+
+
+def overflow_words(judged: JudgedBirth) -> str:
+    """``Exactly 66,246, where FP16 ends at 65,504; only sample 2 of 8 does this.``"""
+    birth = judged.birth
+    name = format_name(birth.dtype)
+    fmt = FLOAT_FORMATS.get(birth.dtype)
+    end = f"{name} ends at {number(fmt.max)}" if fmt else f"{name} has no such number"
+    if birth.exact_value is not None:
+        start = f"The exact value is {number(birth.exact_value)}; {end}."
+    elif birth.reference_value is not None and birth.site is not None:
+        start = f"FP32 has {number(birth.reference_value)} here; {end}."
+    else:
+        start = f"The value leaves the range: {end}."
+    return start + samples_sentence(judged)
+
+
+def samples_sentence(judged: JudgedBirth) -> str:
+    """`` Only sample 2 of 8 does this.`` where some samples do and others do not; else ''."""
+    birth = judged.birth
+    total = birth.shape[0] if birth.shape else 0
+    if not birth.samples or len(birth.samples) >= total:
+        return ""
+    return f" Only {sample_words(birth.samples)} of {count_words(total, 'sample')} does this."
+
+
+def keep_in_fp32(reading: Reading, judged: JudgedBirth) -> str:
+    """How to run the op of this birth in FP32, for the mode the scan ran in."""
+    birth = judged.birth
+    module = birth.site.module if birth.site else ""
+    what = module or "this line"
+    if reading.trace.environment.mode == "half":
+        return f"compute this line{' of ' + module if module else ''} in FP32 (x.float(), then back to half)"
+    return f"keep {what} in FP32 (torch.autocast(..., enabled=False) around it, .float() on its inputs)"
+
+
+def sentence(words: str) -> str:
+    """The words with a capital and a full stop."""
+    return words[:1].upper() + words[1:].rstrip(".") + "."

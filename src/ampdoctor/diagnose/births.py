@@ -1,0 +1,170 @@
+"""Which births matter: each one's cause and standing, and the headline among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ampdoctor.diagnose.cause import GENUINE, cause_of
+from ampdoctor.diagnose.inferred import inferred_birth
+from ampdoctor.diagnose.outcome import find_pass, is_healthy, is_materially_wrong
+from ampdoctor.facts.trace import Birth, Trace
+
+FAULT = "fault"
+"""Reaches the loss or a gradient, and no other birth explains it."""
+SILENT = "silent"
+"""Was absorbed without a trace of inf or NaN, but the loss or the gradients are wrong for it."""
+CONSEQUENCE = "consequence"
+"""A NaN made of another birth's infinity."""
+HARMLESS = "harmless"
+"""Low precision only, absorbed, and the outcome agrees with FP32."""
+NATURAL = "natural"
+"""Declared by the user's code, or in FP32 too without harm: nothing to report."""
+INPUT = "input"
+"""Came in with the batch, a weight or a buffer."""
+
+
+@dataclass(frozen=True)
+class JudgedBirth:
+    """A birth with its cause, its standing and how far it came, its consequences counted in."""
+
+    birth: Birth
+    cause: str
+    standing: str
+    reaches_loss: bool
+    reaches_gradients: tuple[str, ...]
+
+    @property
+    def is_sick(self) -> bool:
+        """Explains a non-finite loss or gradient."""
+        return self.standing in (FAULT, INPUT) and (self.reaches_loss or bool(self.reaches_gradients))
+
+    @property
+    def phase(self) -> str:
+        """``forward`` | ``backward``"""
+        return self.birth.site.phase if self.birth.site else "forward"
+
+
+def judge_births(trace: Trace) -> tuple[JudgedBirth, ...]:
+    """Every birth of the trace, judged, in the order of the trace.
+
+    A sick pass none of whose births come through gets one inferred from its counts.
+    """
+    judged = _judge(trace)
+    if any(j.is_sick for j in judged):
+        return judged
+    guess = inferred_birth(trace)
+    if guess is None:
+        return judged
+    return (*judged, JudgedBirth(guess, cause_of(guess), FAULT, guess.reaches_loss, guess.reaches_gradients))
+
+
+def _judge(trace: Trace) -> tuple[JudgedBirth, ...]:
+    births = {birth.id: birth for birth in trace.births}
+    reach = _reach(births)
+    harmed = {batch: _harmed(trace, batch) for batch in {b.batch for b in trace.births}}
+    judged = [
+        JudgedBirth(b, cause_of(b), _standing(b, births, reach[b.id], harmed[b.batch]), *reach[b.id])
+        for b in trace.births
+    ]
+    return tuple(_with_silent_fault(_with_last_resort(judged), trace))
+
+
+def headline_of(judged: Sequence[JudgedBirth]) -> JudgedBirth | None:
+    """The birth the verdict is about: forward before backward, a low loss scale before a higher one."""
+    faults = [j for j in judged if j.standing in (FAULT, SILENT)]
+    return min(faults, key=_order, default=None)
+
+
+def only_the_derivative(judged: JudgedBirth) -> bool:
+    """True for an infinity FP32 has too and the forward absorbs: only 0 * inf in backward goes wrong."""
+    genuine_infinity = judged.cause == GENUINE and judged.birth.value == "inf"
+    return genuine_infinity and judged.phase == "forward" and not judged.reaches_loss
+
+
+def in_order(judged: Sequence[JudgedBirth]) -> list[JudgedBirth]:
+    """The births as they happened, with the same precedence as the headline."""
+    return sorted(judged, key=_order)
+
+
+def _order(judged: JudgedBirth) -> tuple[bool, float, int, int]:
+    birth = judged.birth
+    backward = judged.phase == "backward"
+    return backward, birth.loss_scale if backward else 0.0, birth.batch, birth.order
+
+
+Reach = tuple[bool, tuple[str, ...]]
+
+
+def _reach(births: Mapping[int, Birth]) -> dict[int, Reach]:
+    """{birth: (reaches the loss, gradients it reaches)}; what a birth's consequences reach, it reaches."""
+    reach: dict[int, Reach] = {b.id: (b.reaches_loss, b.reaches_gradients) for b in births.values()}
+    # children come after their parents: walking backwards hands each reach on over any number of steps
+    for birth in sorted(births.values(), key=lambda b: b.id, reverse=True):
+        loss, gradients = reach[birth.id]
+        for parent in birth.parents:
+            if parent in reach:
+                parent_loss, parent_gradients = reach[parent]
+                both = tuple(dict.fromkeys((*parent_gradients, *gradients)))
+                reach[parent] = (parent_loss or loss, both)
+    return reach
+
+
+def _standing(birth: Birth, births: Mapping[int, Birth], reach: Reach, reference_harmed: bool) -> str:
+    if birth.origin == "declared":
+        return NATURAL
+    if birth.origin != "op":
+        return INPUT
+    if any(_explains(births[parent], birth) for parent in birth.parents if parent in births):
+        return CONSEQUENCE
+    if birth.reference == "same" and not reference_harmed:
+        return NATURAL  # FP32 has it at the same elements and comes out healthy
+    if reach[0] or reach[1]:
+        return FAULT
+    return NATURAL if birth.reference == "same" else HARMLESS
+
+
+def _explains(parent: Birth, child: Birth) -> bool:
+    """True where the parent's infinity is the fault and the child's NaN only what became of it.
+
+    An infinity that FP32 has too does not explain a NaN that FP32 has not: something else turned it bad.
+    """
+    return parent.origin == "op" and (parent.reference != "same" or child.reference == "same")
+
+
+def _harmed(trace: Trace, batch: int) -> bool:
+    """True unless the FP32 pass of this batch is known to come out healthy."""
+    reference = find_pass(trace, "reference", batch)
+    return reference is None or not is_healthy(reference, trace.environment.forward_only)
+
+
+def _with_last_resort(judged: list[JudgedBirth]) -> list[JudgedBirth]:
+    """A sick candidate needs an explanation: births that FP32 shares are faults if there are no others."""
+    if any(j.is_sick for j in judged):
+        return judged
+    return [
+        _restand(j, FAULT)
+        if j.birth.origin == "op" and j.standing == NATURAL and (j.reaches_loss or j.reaches_gradients)
+        else j
+        for j in judged
+    ]
+
+
+def _with_silent_fault(judged: list[JudgedBirth], trace: Trace) -> list[JudgedBirth]:
+    """The first absorbed forward birth becomes the fault where nothing else is and the outcome is wrong."""
+    if any(j.is_sick for j in judged):
+        return judged
+    suspects = [j for j in judged if j.standing == HARMLESS and j.phase == "forward" and j.cause != GENUINE]
+    first = min(suspects, key=_order, default=None)
+    if first is None:
+        return judged
+    batch = first.birth.batch
+    reference = find_pass(trace, "reference", batch)
+    candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
+    if reference is None or candidate is None or not is_materially_wrong(candidate, reference):
+        return judged
+    return [_restand(j, SILENT) if j is first else j for j in judged]
+
+
+def _restand(judged: JudgedBirth, standing: str) -> JudgedBirth:
+    return JudgedBirth(judged.birth, judged.cause, standing, judged.reaches_loss, judged.reaches_gradients)

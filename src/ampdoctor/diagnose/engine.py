@@ -1,0 +1,96 @@
+"""``diagnose(trace, policy) -> Report``: every judgement in one call, without side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ampdoctor.diagnose.first_fault import first_fault
+from ampdoctor.diagnose.inferred import INFERRED_ID
+from ampdoctor.diagnose.layers import layer_rows, parameter_rows
+from ampdoctor.diagnose.outcome import is_healthy, share_lost
+from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.report import Finding, LossScale, Report
+from ampdoctor.diagnose.rules import RULES
+from ampdoctor.diagnose.run_up import run_up
+from ampdoctor.diagnose.sentence import sentence_of
+from ampdoctor.diagnose.verdict import Reading, read
+from ampdoctor.diagnose.wording import listing
+from ampdoctor.facts.trace import Trace
+
+DEFAULT_POLICY = Policy()
+_SEVERITIES = ("error", "warning", "info")
+
+
+def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY) -> Report:
+    """The report on a trace: verdict, first fault, findings and tables."""
+    reading = read(trace, policy)
+    fault = first_fault(reading)
+    return Report(
+        environment=trace.environment,
+        verdict=reading.verdict,
+        sentence=sentence_of(reading, fault),
+        first_fault=fault,
+        run_up=run_up(reading),
+        layers=layer_rows(reading),
+        parameters=parameter_rows(trace),
+        loss_scale=_loss_scale(trace),
+        findings=_findings(reading),
+        not_seen=tuple(_not_seen(reading)),
+        passes=len(trace.passes),
+        seconds=trace.seconds,
+        interrupted=trace.interrupted,
+        seed=trace.seed,
+    )
+
+
+def _findings(reading: Reading) -> tuple[Finding, ...]:
+    """What the selected rules found: errors first, the verdict's own before others of its severity."""
+    found = [f for rule in RULES if reading.policy.applies(rule.code) for f in rule.check(reading)]
+    return tuple(sorted(found, key=lambda f: (_SEVERITIES.index(f.severity), not _is_headline(f, reading))))
+
+
+def _is_headline(finding: Finding, reading: Reading) -> bool:
+    site = reading.basis.birth.site if reading.basis else None
+    return site is not None and (finding.module, finding.op) == (site.module, site.op)
+
+
+def _loss_scale(trace: Trace) -> LossScale:
+    """The configured scale, and the share of gradient lost at each scale that was run."""
+    lost: dict[str, float | None] = {}
+    for candidate in trace.passes:
+        if candidate.role == "candidate" and candidate.parameters:
+            key = f"{candidate.loss_scale:g}"
+            share = share_lost(candidate) if is_healthy(candidate, trace.environment.forward_only) else None
+            known = lost.get(key, 0.0)
+            lost[key] = None if share is None or known is None else max(share, known)
+    return LossScale(configured=trace.environment.loss_scale, underflow_fraction=lost)
+
+
+def _not_seen(reading: Reading) -> Iterator[str]:
+    """What the scan cannot speak of, a phrase each."""
+    trace = reading.trace
+    candidates = [p for p in trace.passes if p.role == "candidate"]
+    if trace.interrupted:
+        yield "what would have come after the interruption"
+    if reading.raised is not None:
+        yield "what would have come after the exception"
+    elif trace.environment.forward_only:
+        yield "gradients (the scan is forward only)"
+    elif not trace.environment.trainable_parameters:
+        yield "gradients (no parameter requires one)"
+    elif candidates and not any(p.backward_ran for p in candidates) and not trace.interrupted:
+        yield "gradients (the loss depends on no parameter)"
+    if any(p.role == "reference" and p.raised for p in trace.passes):
+        yield "an FP32 reference (that pass raised)"
+    if any(j.birth.id == INFERRED_ID for j in reading.births):
+        yield "the birth itself (a second run did not show the fault again)"
+    if trace.environment.emulates or trace.environment.device.startswith("cpu"):
+        yield "real GPU kernels (AMP901)"
+    inside = [*trace.opaque_ops, *(m.path for m in trace.modules if m.opaque)]
+    if inside:
+        yield f"the inside of {listing(inside)} (AMP903)"
+    if any(m.compiled for m in trace.modules):
+        yield "compiled kernels (AMP903)"
+
+
+__all__ = ["DEFAULT_POLICY", "diagnose"]

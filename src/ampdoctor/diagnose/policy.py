@@ -1,0 +1,25 @@
+"""What the user asked to be told: limits, and which rules to apply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Limits and rule selection, as the config's ``limits`` and ``rules`` give them."""
+
+    headroom_bits: float = 1.0
+    """A forward tensor with less headroom than this is reported (AMP103)."""
+    gradient_underflow: float = 0.01
+    """The share of all gradient elements that may be lost to rounding (AMP203)."""
+    scale_margin_bits: float = 1.0
+    """How far below overflow a recommended loss scale stays."""
+    select: tuple[str, ...] = ("AMP",)
+    """Rule codes or prefixes of them that are applied."""
+    ignore: tuple[str, ...] = ()
+    """Rule codes or prefixes of them that are not, whatever ``select`` says."""
+
+    def applies(self, code: str) -> bool:
+        """True for a rule that is selected and not ignored."""
+        return code.startswith(self.select) and not code.startswith(self.ignore)

@@ -1,0 +1,231 @@
+"""The diagnosis as plain data: everything a renderer needs, and the documented JSON form of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampdoctor.diagnose.wording import step_words
+from ampdoctor.facts.site import Source
+from ampdoctor.facts.store import to_json
+from ampdoctor.facts.trace import Environment, OperandFact, Step, ZeroOrigin
+
+SCHEMA = "ampdoctor.report/1"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One diagnosis: rule code, severity, site, evidence in numbers, remedy."""
+
+    code: str
+    severity: str
+    """``error`` | ``warning`` | ``info``"""
+    title: str
+    module: str
+    op: str
+    source: Source | None
+    message: str
+    evidence: Mapping[str, Any]
+    """Numbers and names that the message rests on."""
+    remedy: str
+    count: int = 1
+    """How many births or tensors at this place the finding stands for."""
+
+
+@dataclass(frozen=True)
+class FirstFault:
+    """Where the first bad value that matters is born, and why."""
+
+    phase: str
+    value: str | None
+    """``inf`` | ``nan``; None where the op raised instead."""
+    cause: str | None
+    """``range`` | ``flush`` | ``genuine``; None for a bad input and for an exception."""
+    module: str
+    module_type: str
+    """The module's class; '' where the module is not known."""
+    op: str
+    source: Source | None
+    dtype: str
+    shape: tuple[int, ...]
+    index: tuple[int, ...] | None
+    count: int | None
+    """Elements born bad, of ``numel``."""
+    batch: int
+    samples: tuple[int, ...] | None
+    exact_value: float | None
+    """What the element should have been."""
+    reference_value: float | None
+    """What it was in the FP32 pass."""
+    fp32_also_fails: bool
+    loss_scale: float
+    inputs: tuple[OperandFact, ...]
+    implicit_cast: bool
+    constant: float | None
+    forward_op: str
+    root: ZeroOrigin | None
+    """Where the zero was made that this op stumbled over."""
+    path: tuple[Step, ...]
+    reaches_loss: bool
+    reaches_gradients: tuple[str, ...]
+    absorbed_at: Step | None
+    tensor: str
+    """The weight, buffer or batch tensor that was bad from the start; '' for a value an op made."""
+
+    @property
+    def sample(self) -> int | None:
+        """The first sample that holds it."""
+        return self.samples[0] if self.samples else None
+
+    @property
+    def numel(self) -> int:
+        """Elements of the tensor it was born in."""
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+
+@dataclass(frozen=True)
+class RunUpRow:
+    """One module on the way to the first fault."""
+
+    module: str
+    op: str
+    absmax: float | None
+    headroom_bits: float | None
+    growth: float | None
+    """Against the row before; None for the first."""
+    here: bool
+    """This is the first fault."""
+
+
+@dataclass(frozen=True)
+class ForwardRange:
+    """What a module's own ops made in forward."""
+
+    min: float | None
+    max: float | None
+    absmax: float | None
+    """Largest finite magnitude."""
+    headroom_bits: float | None
+    """log2(largest value of the tensor's own format / absmax); None where it made no low-precision tensor."""
+    nan: int
+    inf: int
+
+
+@dataclass(frozen=True)
+class GradientRange:
+    """What the backward of a module's own ops made. Magnitudes are unscaled: divided by the loss scale."""
+
+    absmax: float | None
+    underflow_fraction: float | None
+    """Elements these ops rounded to zero, of those nonzero in the reference; None where not measured."""
+    subnormal_fraction: float | None
+    nan: int
+    inf: int
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One module."""
+
+    module: str
+    type: str
+    calls: int
+    forward: ForwardRange | None
+    """None for a module whose own ops made no floating-point tensor."""
+    gradient: GradientRange | None
+    position: int
+    """Place in the model's own order."""
+    born: str
+    """``inf`` or ``nan`` where a fault is born in this module's forward, else ''."""
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    """One parameter's gradient against the reference's."""
+
+    name: str
+    absmax: float | None
+    """Unscaled."""
+    underflow_fraction: float | None
+    """Elements rounded to zero in the op that made this gradient, of those nonzero in the reference."""
+    lost_fraction: float | None
+    """Elements that are zero here, of those nonzero in the reference."""
+    relative_error: float | None
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The configured loss scale and what is known about others. None: not measured."""
+
+    configured: float
+    recommended: float | None = None
+    window: tuple[float, float] | None = None
+    limited_by: Mapping[str, str] | None = None
+    verified: bool = False
+    underflow_fraction: Mapping[str, float | None] = field(default_factory=dict)
+    """{scale: share of all parameter-gradient elements lost}; None where that scale overflows."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole diagnosis of one trace."""
+
+    environment: Environment
+    verdict: str
+    sentence: str
+    """The verdict in one sentence."""
+    first_fault: FirstFault | None
+    run_up: tuple[RunUpRow, ...]
+    layers: tuple[LayerRow, ...]
+    """Worst first."""
+    parameters: tuple[ParameterRow, ...]
+    loss_scale: LossScale
+    findings: tuple[Finding, ...]
+    """Errors first, each severity in the order the faults happened."""
+    not_seen: tuple[str, ...]
+    """What could not be measured, a phrase each."""
+    passes: int
+    seconds: float
+    interrupted: bool
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document ``ampdoctor.report/1``: None where a figure does not exist, NaN and inf as words."""
+        environment = to_json(self.environment)
+        version, torch = environment.pop("tool_version"), environment.pop("torch_version")
+        return {
+            "schema": SCHEMA,
+            "tool": {"version": version},
+            "environment": {**environment, "torch": torch, "seed": self.seed},
+            "verdict": self.verdict,
+            "summary": self.sentence,
+            "first_fault": _first_fault(self.first_fault),
+            "run_up": to_json(self.run_up),
+            "layers": to_json(self.layers),
+            "parameters": [_parameter(row) for row in self.parameters],
+            "loss_scale": to_json(self.loss_scale),
+            "findings": to_json(self.findings),
+            "not_seen": list(self.not_seen),
+            "passes": self.passes,
+            "seconds": self.seconds,
+            "interrupted": self.interrupted,
+        }
+
+
+def _first_fault(fault: FirstFault | None) -> dict[str, Any] | None:
+    if fault is None:
+        return None
+    document: dict[str, Any] = to_json(fault)
+    document["sample"] = fault.sample
+    document["numel"] = fault.numel
+    document["path"] = [step_words(step) for step in fault.path]
+    return document
+
+
+def _parameter(row: ParameterRow) -> dict[str, Any]:
+    gradient = to_json(row)
+    return {"name": gradient.pop("name"), "gradient": gradient}

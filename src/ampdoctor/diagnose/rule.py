@@ -1,0 +1,21 @@
+"""A rule: a code, a page of documentation, and a check that turns a reading into findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ampdoctor.diagnose.report import Finding
+from ampdoctor.diagnose.verdict import Reading
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule, one file in ``rules/``; its module docstring is the page ``ampdoctor explain`` prints."""
+
+    code: str
+    title: str
+    severity: str
+    """The severity of its findings where they matter: ``error`` | ``warning`` | ``info``."""
+    page: str
+    check: Callable[[Reading], Iterable[Finding]]

@@ -1,0 +1,118 @@
+"""The verdict in one sentence a tired person understands."""
+
+from __future__ import annotations
+
+from ampdoctor.diagnose.births import SILENT
+from ampdoctor.diagnose.first_fault import tensor_name
+from ampdoctor.diagnose.outcome import lost_fraction
+from ampdoctor.diagnose.report import FirstFault
+from ampdoctor.diagnose.verdict import Reading
+from ampdoctor.diagnose.wording import (
+    count_words,
+    first_line,
+    format_name,
+    number,
+    percent,
+    place,
+    sample_words,
+    scale,
+    short_op,
+)
+
+
+def sentence_of(reading: Reading, fault: FirstFault | None) -> str:
+    """The verdict, where it is and what it means."""
+    name = format_name(reading.fmt.name)
+    where = _where(fault)
+    match reading.verdict:
+        case "bad-input":
+            return _bad_input(reading)
+        case "raises":
+            raised = reading.raised.raised if reading.raised else None
+            what = f"{raised.type}: {first_line(raised.message)}" if raised else "an exception"
+            return f"RAISES in {name} only. {where}: {what}"
+        case "forward-overflow" if reading.basis is None and fault is not None:
+            return f"OVERFLOW in forward. {where} uses {number(fault.constant)}, which {name} cannot hold."
+        case "forward-overflow" if reading.basis is not None and reading.basis.standing == SILENT:
+            return f"OVERFLOW in forward, silently. {where} leaves the {name} range; the loss is wrong."
+        case "forward-overflow":
+            return f"OVERFLOW in forward. {where} leaves the {name} range; FP32 is fine."
+        case "forward-underflow":
+            return f"ROUNDED TO ZERO. {_op_in(fault)} needs a value that {name} made zero; FP32 is fine."
+        case "forward-undefined":
+            return (
+                f"UNDEFINED in forward. {where} makes {_value(fault)}, in FP32 too: no matter of precision."
+            )
+        case "backward-undefined":
+            return f"UNDEFINED in backward. {where} makes gradients NaN, in FP32 too: no matter of precision."
+        case "no-workable-scale":
+            return f"NO LOSS SCALE WORKS. The backward of {where} leaves the {name} range even at scale 1."
+        case "backward-overflow":
+            at = scale(fault.loss_scale) if fault else ""
+            return f"LOSS SCALE TOO HIGH. At {at} the backward of {where} leaves the {name} range."
+        case "gradient-underflow":
+            return _underflow(reading)
+        case "clean":
+            return _clean(reading)
+        case _:
+            return f"NOT MEASURED. {_why_not(reading)}"
+
+
+def _where(fault: FirstFault | None) -> str:
+    return place(fault.module) if fault else "some op"
+
+
+def _op_in(fault: FirstFault | None) -> str:
+    if fault is None:
+        return "An op"
+    op = short_op(fault.op)
+    if fault.phase == "backward":
+        op = f"The backward of {short_op(fault.forward_op) or op}"
+    return f"{op} in {place(fault.module)}"
+
+
+def _value(fault: FirstFault | None) -> str:
+    return "NaN" if fault is not None and fault.value == "nan" else "an infinity"
+
+
+def _bad_input(reading: Reading) -> str:
+    if reading.basis is None:
+        return "BAD INPUT."
+    birth = reading.basis.birth
+    samples = sample_words(birth.samples)
+    value = "NaN" if birth.value == "nan" else "inf"
+    where = f" ({samples})" if samples else ""
+    return f"BAD INPUT. {tensor_name(birth)} holds {value} before anything runs{where}."
+
+
+def _underflow(reading: Reading) -> str:
+    damage = reading.damage
+    start = f"GRADIENTS LOST at loss scale {scale(reading.trace.environment.loss_scale)}."
+    if damage is None or not damage.damaged:
+        share = percent(damage.lost_fraction if damage else None)
+        return f"{start} {share} of all gradient elements are rounded to zero."
+    worst = damage.damaged[0]
+    return (
+        f"{start} {count_words(len(damage.damaged), 'parameter')} get a gradient that rounding zeroed; worst "
+        f"{worst.name} ({percent(lost_fraction(worst))})."
+    )
+
+
+def _clean(reading: Reading) -> str:
+    environment = reading.trace.environment
+    name = format_name(environment.dtype)
+    if environment.forward_only:
+        return f"CLEAN. Nothing in the {name} forward overflows or is undefined."
+    if not any(p.backward_ran for p in reading.trace.passes if p.role == "candidate"):
+        return f"CLEAN, as far as it goes: the {name} forward is sound, and there was no backward to look at."
+    return f"CLEAN. Nothing overflows at loss scale {scale(environment.loss_scale)}, and no gradient is lost."
+
+
+def _why_not(reading: Reading) -> str:
+    trace = reading.trace
+    if trace.interrupted:
+        return "The scan was interrupted before it found or ruled out a fault."
+    raised = next((p.raised for p in trace.passes if p.raised is not None), None)
+    if raised is not None:
+        return f"The model raises in FP32 as well: {raised.type}: {first_line(raised.message)}"
+    return "No op that makes floating-point numbers ran."

@@ -1,0 +1,147 @@
+"""The verdict: one word for the whole scan, and the birth, input or exception it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampdoctor.diagnose.births import (
+    FAULT,
+    INPUT,
+    JudgedBirth,
+    headline_of,
+    in_order,
+    judge_births,
+    only_the_derivative,
+)
+from ampdoctor.diagnose.cause import FLUSH, GENUINE, RANGE
+from ampdoctor.diagnose.outcome import GradientDamage, find_pass, gradient_damage
+from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.wording import format_name
+from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
+from ampdoctor.facts.trace import Birth, Pass, Trace
+
+ROOT_SCALE = 1.0
+"""A backward overflow at this loss scale or below is one that no scale worth using avoids."""
+_SOFTMAX = ("aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax", "aten::logsumexp")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A trace, judged: what every rule and every part of the report starts from."""
+
+    trace: Trace
+    policy: Policy
+    births: tuple[JudgedBirth, ...]
+    verdict: str
+    basis: JudgedBirth | None
+    """The birth the verdict rests on: an op's, or a value that came in. None for the other verdicts."""
+    raised: Pass | None
+    """The candidate pass that raised where FP32 does not."""
+    damage: GradientDamage | None
+
+    @property
+    def fmt_name(self) -> str:
+        """``FP16``, ``BF16``."""
+        return format_name(self.trace.environment.dtype)
+
+    @property
+    def fmt(self) -> FloatFormat:
+        """The low-precision format the user asked for."""
+        return FLOAT_FORMATS[self.trace.environment.dtype]
+
+
+def read(trace: Trace, policy: Policy) -> Reading:
+    """The trace with its births judged and its verdict found."""
+    births = judge_births(trace)
+    raised = _raised(trace)
+    damage = gradient_damage(trace)
+    verdict, basis = _verdict(trace, policy, births, raised, damage)
+    return Reading(trace, policy, births, verdict, basis, raised, damage)
+
+
+def overflows_at_any_scale(birth: Birth) -> bool:
+    """True for an overflow in backward that no loss scale worth using avoids."""
+    return birth.loss_scale <= ROOT_SCALE
+
+
+def _verdict(
+    trace: Trace,
+    policy: Policy,
+    births: Sequence[JudgedBirth],
+    raised: Pass | None,
+    damage: GradientDamage | None,
+) -> tuple[str, JudgedBirth | None]:
+    """The first verdict that holds, in the documented order, and the birth it rests on."""
+    bad_input = _bad_input(births)
+    if bad_input is not None:
+        return "bad-input", bad_input
+    if raised is not None:
+        holds_no_constant = raised.raised is not None and raised.raised.constant is not None
+        return ("forward-overflow" if holds_no_constant else "raises"), None
+    headline = headline_of(births)
+    if headline is not None:
+        return _birth_verdict(headline), headline
+    masked = next((j for j in in_order(births) if _spoils_gradients(j)), None)
+    if masked is not None:
+        return "backward-undefined", masked
+    if _nothing_measured(trace):
+        return "not-measured", None
+    if damage is not None and damage.exceeds(policy.gradient_underflow):
+        return "gradient-underflow", None
+    # A partial scan can find a fault but cannot rule one out.
+    return ("not-measured" if trace.interrupted else "clean"), None
+
+
+def _birth_verdict(judged: JudgedBirth) -> str:
+    if judged.cause == FLUSH:
+        return "forward-underflow"  # also where a backward op stumbles over it: the zero was made in forward
+    if judged.phase == "forward":
+        if judged.cause == RANGE:
+            return "forward-overflow"
+        return "backward-undefined" if only_the_derivative(judged) else "forward-undefined"
+    if judged.cause == GENUINE:
+        return "backward-undefined"
+    return "no-workable-scale" if overflows_at_any_scale(judged.birth) else "backward-overflow"
+
+
+def _bad_input(births: Sequence[JudgedBirth]) -> JudgedBirth | None:
+    """The first batch, weight or buffer value that explains a bad loss; None where there is none."""
+    spoiled_by = {
+        parent
+        for j in births
+        if j.standing == FAULT and j.birth.site is not None and j.birth.site.op not in _SOFTMAX
+        for parent in j.birth.parents
+    }
+    for j in in_order(births):
+        birth = j.birth
+        if j.standing != INPUT:
+            continue
+        if birth.value == "nan" and (j.reaches_loss or (birth.origin != "batch" and j.reaches_gradients)):
+            return j
+        # An infinity in a buffer, or one that a softmax met, is a mask and no bad value.
+        if (
+            birth.value == "inf"
+            and birth.origin != "buffer"
+            and (birth.reaches_loss or birth.id in spoiled_by)
+        ):
+            return j
+    return None
+
+
+def _spoils_gradients(judged: JudgedBirth) -> bool:
+    """A NaN of the batch that the loss masks, but only after it went into the graph."""
+    return judged.standing == INPUT and judged.birth.value == "nan" and bool(judged.reaches_gradients)
+
+
+def _raised(trace: Trace) -> Pass | None:
+    for candidate in trace.passes:
+        if candidate.role == "candidate" and candidate.raised is not None:
+            reference = find_pass(trace, "reference", candidate.batch)
+            if reference is None or reference.raised is None:
+                return candidate
+    return None
+
+
+def _nothing_measured(trace: Trace) -> bool:
+    return not any(p.role == "candidate" and p.raised is None and p.sites for p in trace.passes)
