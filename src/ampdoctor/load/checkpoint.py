@@ -1,0 +1,121 @@
+"""Weights from a file into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampdoctor.errors import LoadError
+from ampdoctor.load.describe import describe
+from ampdoctor.load.tensor_files import read_pickled, read_safetensors
+
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Keys under which training programs keep a model's state next to other things."""
+
+
+def load_checkpoint(model: torch.nn.Module, file: Path, shown: str) -> None:
+    """Copies the file's weights into the model; LoadError lists what does not fit.
+
+    ``shown`` is the file as the config names it.
+    """
+    where = f"model.checkpoint: {shown}"
+    if file.suffix == ".safetensors":
+        content: Any = read_safetensors(file, where)
+    elif file.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        content = read_pickled(file, where)
+    else:
+        raise LoadError(f"{where} is no .safetensors, .pt, .pth, .bin or .ckpt file")
+    names = list(model.state_dict())
+    state = _fitting(_state_dict(content, where), set(names))
+    error = ""
+    try:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as raised:  # How it reports other shapes, even when not strict.
+        missing = [name for name in names if name not in state]
+        unexpected = [name for name in state if name not in names]
+        error = str(raised)
+    reshaped = _other_shapes(model, state)
+    missing = _really_missing(model, state, missing)
+    if error and not reshaped:
+        raise LoadError(f"{where} does not fit the model: {error}")
+    if missing or unexpected or reshaped:
+        raise LoadError(_misfits(where, missing, unexpected, reshaped), _hint(missing, unexpected))
+
+
+def _state_dict(content: Any, where: str) -> dict[str, Any]:
+    for _ in WRAPPERS:
+        inner = next((content[k] for k in WRAPPERS if k in content), None) if _is_mapping(content) else None
+        if not _is_mapping(inner):
+            break
+        content = inner
+    if not _is_mapping(content) or not any(isinstance(value, torch.Tensor) for value in content.values()):
+        raise LoadError(
+            f"{where} holds {describe(content)}, not weights by name",
+            "Save them with torch.save(model.state_dict(), file).",
+        )
+    return dict(content)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+
+def _fitting(state: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
+    """The state, its names without DataParallel's and torch.compile's prefixes where that fits better."""
+    plain = {_plain(key): value for key, value in state.items()}
+    better = len(plain) == len(state) and len(wanted & set(plain)) > len(wanted & set(state))
+    return plain if better else state
+
+
+def _plain(key: str) -> str:
+    while key.startswith(("module.", "_orig_mod.")):
+        key = key.partition(".")[2]
+    return key.replace("._orig_mod.", ".")
+
+
+def _other_shapes(model: torch.nn.Module, state: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name, own in model.state_dict(keep_vars=True).items():
+        theirs = state.get(name)
+        if not isinstance(own, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+            continue
+        if torch.nn.parameter.is_lazy(own) or own.shape == theirs.shape:
+            continue
+        found.append(f"{name}: the file has {list(theirs.shape)}, the model {list(own.shape)}")
+    return found
+
+
+def _really_missing(model: torch.nn.Module, state: Mapping[str, Any], missing: list[str]) -> list[str]:
+    # Files often hold tied weights once: a name whose tensor came in under another name is not missing.
+    own = model.state_dict(keep_vars=True)
+    loaded = {id(own[name]) for name in state if name in own}
+    return [name for name in missing if name not in own or id(own[name]) not in loaded]
+
+
+def _misfits(where: str, missing: list[str], unexpected: list[str], reshaped: list[str]) -> str:
+    lines = [f"{where} does not fit the model"]
+    for title, names in (
+        ("missing from the file", missing),
+        ("unknown to the model", unexpected),
+        ("of another shape", reshaped),
+    ):
+        if names:
+            lines.append(f"  {len(names)} {title}:")
+            lines += [f"    {name}" for name in names[:10]]
+            if len(names) > 10:
+                lines.append(f"    ... and {len(names) - 10} more")
+    return "\n".join(lines)
+
+
+def _hint(missing: list[str], unexpected: list[str]) -> str:
+    for longer, shorter, words in ((unexpected, missing, "file"), (missing, unexpected, "model")):
+        prefixes = {
+            long.removesuffix(short) for short in shorter for long in longer if long.endswith(f".{short}")
+        }
+        common = [p for p in prefixes if {f"{p}{short}" for short in shorter} <= set(longer)]
+        if shorter and common:
+            return f"The {words}'s names start with '{min(common, key=len)}'; the other side's do not."
+    return "Is it the checkpoint of this model, built with the same model.kwargs?"

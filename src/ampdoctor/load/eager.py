@@ -1,0 +1,65 @@
+"""Compiled models, made to run eagerly: ampdoctor watches single ops, and a compiled graph shows none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def uncompile(model: torch.nn.Module) -> tuple[torch.nn.Module, tuple[str, ...]]:
+    """The model as it was before torch.compile, and the paths of the modules that were compiled.
+
+    Changes the model in place: wrapped children are replaced by what they wrap, and ``module.compile()`` is
+    undone. Hooks on the wrappers themselves are lost with them.
+    """
+    compiled: dict[str, None] = {}
+    root = _unwrapped(model)
+    if root is not model:
+        compiled[""] = None
+    pending = [("", root)]
+    seen: set[int] = set()
+    while pending:
+        path, module = pending.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            module._compiled_call_impl = None
+            compiled[path] = None
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # Its children cannot be assigned, nor compiled.
+        for name, child in list(module._modules.items()):
+            if child is None:
+                continue
+            below = f"{path}.{name}" if path else name
+            eager = _unwrapped(child)
+            if eager is not child:
+                module._modules[name] = eager
+                compiled[below] = None
+            pending.append((below, eager))
+    return root, tuple(sorted(compiled))
+
+
+def eagerly(step: Callable[[torch.nn.Module, Any], Any]) -> Callable[[torch.nn.Module, Any], Any]:
+    """The same step with every ``@torch.compile`` function inside it run as plain Python."""
+
+    def eager_step(model: torch.nn.Module, batch: Any) -> Any:
+        # Without dynamo in the process nothing is compiled, and set_stance would import it (over a second).
+        if "torch._dynamo" not in sys.modules:
+            return step(model, batch)
+        with torch.compiler.set_stance("force_eager"):
+            return step(model, batch)
+
+    return eager_step
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    # Not isinstance of OptimizedModule: naming that class imports dynamo.
+    while type(module).__name__ == "OptimizedModule" and isinstance(
+        inner := module._modules.get("_orig_mod"), torch.nn.Module
+    ):
+        module = inner
+    return module
