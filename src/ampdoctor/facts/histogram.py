@@ -53,6 +53,18 @@ class ExponentHistogram:
         low = _exponent(fmt.flush_at)
         return sum(n for e, n in self.counts.items() if e < low)
 
+    def rounded_to(self, fmt: FloatFormat) -> ExponentHistogram:
+        """The histogram after rounding to ``fmt``: what is below its range is zero, what is above is inf.
+
+        By whole exponents: a value within half a step of the next power of two stays in its own bin.
+        """
+        low = _exponent(fmt.flush_at)
+        kept = {e: n for e, n in self.counts.items() if low <= e <= fmt.max_exponent}
+        above = sum(n for e, n in self.counts.items() if e > fmt.max_exponent)
+        return ExponentHistogram(
+            kept, self.zeros + self.flushed(fmt), self.infs + above, self.nans
+        )
+
 
 def _exponent(power_of_two: float) -> int:
     exponent = 0

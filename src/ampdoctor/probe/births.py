@@ -10,7 +10,8 @@ import torch
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Birth, OperandFact, Pass, SiteRecord, ZeroOrigin
 from ampdoctor.probe.location import source_of
-from ampdoctor.probe.origin import Newborn, SecondLook, Twin
+from ampdoctor.probe.origin import Newborn, SecondLook
+from ampdoctor.probe.reference_watch import Twin
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def _zero_origin(birth: Newborn, look: SecondLook, sites: dict[Site, SiteRecord]
             if found is None or order < found[0]:
                 found = (order, zero)
             frontier += look.inputs_of.get(order, ())
+        elif any(s.op == "aten::_to_copy" and s in look.zeros for s in look.sites.get(order, ())):
+            frontier += look.inputs_of.get(order, ())  # a cast that only carries zeros on
     return found[1] if found is not None else None
 
 

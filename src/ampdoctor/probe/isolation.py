@@ -61,7 +61,7 @@ def batch_copy(batch: Any, device: torch.device) -> Any:
     """The batch with its own tensors, on ``device``; leaves keep ``requires_grad``, without a gradient."""
     memo: dict[int, Any] = {}
     for tensor in _leaves(batch):
-        # deepcopy keeps a leaf's .grad and refuses a tensor that has a history; a copy made here does neither.
+        # deepcopy keeps a leaf's .grad and refuses a tensor with a history; a copy made here does neither.
         moved = tensor.detach().to(device, copy=True)
         memo[id(tensor)] = moved.requires_grad_(tensor.requires_grad)
     return copy.deepcopy(batch, memo)

@@ -120,7 +120,7 @@ class ModuleStack:
             finally:
                 self.running.pop()
 
-        nn.Module.__call__ = call  # type: ignore[method-assign,assignment]
+        nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
             yield
         finally:

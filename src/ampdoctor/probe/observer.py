@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,28 +15,17 @@ from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.probe.cuda_on_cpu import run_like_cuda
 from ampdoctor.probe.location import Line, ModuleStack, source_of, user_line
+from ampdoctor.probe.storage_map import StorageMap
 from ampdoctor.probe.tally import Tally
 
 _NO_VALUES = frozenset(
-    [
-        "aten::empty",
-        "aten::empty_like",
-        "aten::empty_strided",
-        "aten::empty_permuted",
-        "aten::new_empty",
-        "aten::new_empty_strided",
-        "aten::empty_quantized",
-        "aten::resize_",
-        "aten::set_",
-        "aten::detach",
-        "aten::detach_",
-        "aten::lift_fresh",
-        "aten::alias",
-        "aten::_unsafe_view",
-        "aten::_reshape_alias",
-        "aten::is_same_size",
-    ]
-)
+    f"aten::{name}"
+    for name in (
+        "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
+        "empty_quantized", "resize_", "set_", "detach", "detach_", "lift_fresh", "alias", "_unsafe_view",
+        "_reshape_alias", "is_same_size",
+    )
+)  # fmt: skip
 """Ops whose output holds garbage (uninitialised memory) or the very values of an input."""
 
 
@@ -63,6 +52,10 @@ def describe(func: OpOverload) -> Op:
     )
     foreign = func.namespace not in ("aten", "prims", "prim", "_c10d_functional", "c10d")
     return Op(name, not is_view and name not in _NO_VALUES, mutates, foreign)
+
+
+Unrounded = Mapping[int, Tensor]
+"""id() of an op's output -> its FP32 value before it was rounded."""
 
 
 @dataclass
@@ -99,13 +92,13 @@ class Locator:
             place = Place(self.phase, self.modules.current, user_line(in_backward=self.phase == "backward"))
             if self.phase == "forward" or self.modules.running:
                 # The op's autograd node is made before the op runs, and took the number before this one.
-                number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+                number = torch.autograd._get_sequence_nr() - 1
                 self._forward.setdefault(number, (place.module, place.line, op_name, order))
             return place
         if self.modules.running:
             # Activation checkpointing runs this module's forward again, inside backward.
             place = Place("backward", self.modules.current, user_line(in_backward=True), recomputed=True)
-            number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+            number = torch.autograd._get_sequence_nr() - 1
             self._forward.setdefault(number, (place.module, place.line, op_name, order))
             return place
         variable = getattr(node, "variable", None)
@@ -123,7 +116,7 @@ class Observer(TorchDispatchMode):
     """
 
     def __init__(self, locator: Locator, *, emulate: bool, autocasts: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.locator = locator
         self.emulate = emulate
         self.tally = Tally()
@@ -131,11 +124,15 @@ class Observer(TorchDispatchMode):
         self.failed: tuple[BaseException, str, Place, float | None] | None = None
         """The last op that raised: the exception, its name, its place, its largest scalar argument."""
         self.opaque_ops: dict[str, None] = {}
+        self.left_ops: dict[str, None] = {}
+        """Ops in half precision that the emulation had to leave to the CPU's own kernel."""
         self.modules_seen: set[str] = set()
         """Modules inside which at least one op ran."""
         self._autocasts = autocasts
         self._ops: dict[OpOverload, Op] = {}
         self._nth: dict[tuple[str, str, str], int] = {}
+        self._rows: StorageMap[tuple[Identity, int]] = StorageMap()
+        """The tally's row of the tensor last counted in a storage."""
         self._records: list[tuple[Site, int, int, Place, bool]] = []
 
     def __torch_dispatch__(
@@ -163,19 +160,28 @@ class Observer(TorchDispatchMode):
         """What the op returns, counted."""
         outputs, unrounded = self.call(func, args, kwargs)
         if op.makes_values:
-            self.record(op, place, outputs, unrounded)
+            self.record(op, place, args, outputs, unrounded)
         return outputs
 
-    def call(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, tuple[Tensor | None, ...]]:
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Unrounded]:
         """The op's outputs, and the FP32 value of each before it was rounded, where that was seen."""
         if not self.emulate:
-            return func(*args, **kwargs), ()
+            return func(*args, **kwargs), {}
         result = run_like_cuda(func, args, kwargs)
-        return result.outputs, result.unrounded
+        if result.how == "left":
+            self.left_ops[func._schema.name] = None
+        tensors = [t for t in flat(result.outputs) if isinstance(t, Tensor)]
+        exact = zip(tensors, result.unrounded, strict=False)
+        return result.outputs, {id(t): x for t, x in exact if x is not None}
 
-    def record(self, op: Op, place: Place, outputs: Any, unrounded: tuple[Tensor | None, ...]) -> list[Site]:
+    def record(
+        self,
+        op: Op,
+        place: Place,
+        args: tuple[Any, ...],
+        outputs: Any,
+        unrounded: Unrounded,
+    ) -> list[Site]:
         """The sites of the op's outputs, their tensors counted."""
         nth: int | None = None
         sites = []
@@ -188,11 +194,27 @@ class Observer(TorchDispatchMode):
                 nth = self._nth.get(key, 0)
                 self._nth[key] = nth + 1
             site = Site(place.phase, place.module, op.name, nth, i)
-            row = self.tally.add(tensor, unrounded[i] if i < len(unrounded) else None)
+            row = self._count(op, args, tensor, unrounded.get(id(tensor)))
             implicit = self._autocasts and op.name == "aten::_to_copy" and not line_converts(place)
             self._records.append((site, self.order - 1, row, place, implicit))
             sites.append(site)
         return sites
+
+    def _count(self, op: Op, args: tuple[Any, ...], tensor: Tensor, unrounded: Tensor | None) -> int:
+        """The tally's row of an output; a wider copy of a tensor just counted is not counted again."""
+        if op.name == "aten::_to_copy" and isinstance(args[0], Tensor):
+            source = args[0]
+            known = self._rows.get(source)
+            if (
+                known is not None
+                and known[0] == _identity(source)
+                and source.dtype in (torch.float16, torch.bfloat16)
+                and tensor.dtype in (torch.float32, torch.float64)
+            ):
+                return self.tally.add_upcast(tensor, known[1])
+        row = self.tally.add(tensor, unrounded)
+        self._rows.put(tensor, (_identity(tensor), row))
+        return row
 
     def records(self) -> tuple[SiteRecord, ...]:
         """Every tensor seen, read back from the device now."""
@@ -235,6 +257,14 @@ def largest_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Non
         float(v) for v in flat((args, kwargs)) if isinstance(v, (int, float)) and not isinstance(v, bool)
     ]
     return max(numbers, key=abs, default=None)
+
+
+Identity = tuple[int, torch.Size, torch.dtype]
+
+
+def _identity(tensor: Tensor) -> Identity:
+    """Equal for two looks at a storage with no write between them. (Inference tensors count no writes.)"""
+    return (-1 if tensor.is_inference() else tensor._version), tensor.shape, tensor.dtype
 
 
 def line_converts(place: Place) -> bool:

@@ -9,14 +9,12 @@ At a birth the op is run once more on the same inputs in float64, for the value 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
@@ -26,17 +24,19 @@ from ampdoctor.probe.observer import (
     Observer,
     Op,
     Place,
+    Unrounded,
     flat,
     is_countable,
     largest_scalar,
     line_converts,
 )
+from ampdoctor.probe.rerun import rerun_in_float64, written_copied
+from ampdoctor.probe.storage_map import StorageMap
 
 _MAX_BIRTHS = 200
 """Births kept of one pass; a model that makes more has one cause many times over."""
 _PATH_ENDS = 12
 """Steps kept from each end of a path."""
-_LOW_PRECISION = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass
@@ -115,14 +115,14 @@ class SecondLook(Observer):
         """Zeros at each site that has some."""
         self.inputs_of: dict[int, tuple[int, ...]] = {}
         """Order of an op -> orders of the ops that made its inputs."""
-        self._known: dict[int, tuple[StorageWeakRef, frozenset[int]]] = {}
-        """Storage -> (is it still alive, births whose value lies in it; empty: all finite)."""
-        self._maker: dict[int, tuple[StorageWeakRef, Step]] = {}
+        self._known: StorageMap[frozenset[int]] = StorageMap()
+        """The births whose value lies in a storage; empty: it is all finite."""
+        self._maker: StorageMap[Step] = StorageMap()
         self._declared: dict[str, int] = {}
         self._born_at: dict[int, list[int]] = {}
         """Order of an op -> births in its outputs."""
-        self._unviewed: dict[int, tuple[StorageWeakRef, Newborn]] = {}
-        """Storage -> a birth in it whose shape no view has shown yet."""
+        self._unviewed: StorageMap[Newborn] = StorageMap()
+        """A birth whose shape no view has shown yet."""
 
     # -- what the session tells it and asks of it
 
@@ -131,11 +131,11 @@ class SecondLook(Observer):
         if not is_countable(tensor):
             return
         if not _has_nonfinite(tensor):
-            self._remember(tensor, frozenset())
+            self._known.put(tensor, frozenset())
             return
         nan = bool(torch.isnan(tensor).any())
         mask = torch.isnan(tensor) if nan else torch.isinf(tensor)
-        self._remember(
+        self._known.put(
             tensor, frozenset((self._add(origin, "nan" if nan else "inf", tensor, mask, name).id,))
         )
 
@@ -150,22 +150,22 @@ class SecondLook(Observer):
     ) -> Any:
         """What the op returns, with the non-finite values in it traced to their births."""
         order = self.order - 1
-        before_args, before_kwargs = (args, kwargs) if not op.mutates else _written_copied(func, args, kwargs)
+        before_args, before_kwargs = (args, kwargs) if not op.mutates else written_copied(func, args, kwargs)
         inputs = [t for t in flat((args, kwargs)) if is_countable(t)]
         before = [t for t in flat((before_args, before_kwargs)) if is_countable(t)]
         taints = [self._taint(t) for t in inputs]
         bad_inputs = [(b, ids) for b, ids in zip(before, taints, strict=True) if ids and _has_nonfinite(b)]
-        makers = [m for t in inputs if (m := self._made_by(t)) is not None]
-        state = self._rng_state()
+        makers = [m for t in inputs if (m := self._maker.get(t)) is not None]
+        state = torch.get_rng_state()
         outputs, unrounded = self.call(func, args, kwargs)
         tensors = [t for t in flat(outputs) if is_countable(t)]
         if not op.makes_values:
             for t in tensors:
                 self._follow_view(t)
                 if op.name.startswith(("aten::empty", "aten::new_empty", "aten::resize")):
-                    self._remember(t, frozenset())
+                    self._known.put(t, frozenset())
             return outputs
-        self.sites[order] = sites = self.record(op, place, outputs, unrounded)
+        self.sites[order] = sites = self.record(op, place, args, outputs, unrounded)
         self.places[order] = place
         self.inputs_of[order] = tuple(dict.fromkeys(m.order for m in makers))
         self._note_zeros(order, place, sites, tensors, unrounded, makers)
@@ -173,7 +173,7 @@ class SecondLook(Observer):
         for tensor, site in zip(tensors, sites, strict=True):
             step = self._step(place, op, order, "finite")
             if not _has_nonfinite(tensor):
-                self._settle(tensor, op, inputs, frozenset())
+                self._settle(tensor, op, frozenset())
             else:
                 absorbed = False
                 born, ids = self._explain(
@@ -189,12 +189,12 @@ class SecondLook(Observer):
                     bad_inputs,
                     state,
                 )
-                self._settle(tensor, op, inputs, ids)
+                self._settle(tensor, op, ids)
                 step = self._step(place, op, order, "nan" if bool(torch.isnan(tensor).any()) else "inf")
                 for number in ids - {b.id for b in born}:
                     _extend(self.births[number].path, step)
                 self.exact[site] = _exact(tensor)
-            self._maker[_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), step)
+            self._maker.put(tensor, step)
         if absorbed and tensors:
             for number in {i for _, ids in bad_inputs for i in ids}:
                 self.births[number].absorbed_at = self._step(place, op, order, "finite")
@@ -228,12 +228,12 @@ class SecondLook(Observer):
             birth = self._add("op", value, out, mask, "")
             birth.order, birth.site, birth.place = order, site, place
             birth.implicit_cast = op.name == "aten::_to_copy" and self._autocasts and not line_converts(place)
-            birth.exact = _rerun(func, args, kwargs, site.output, rng)
+            birth.exact = rerun_in_float64(func, args, kwargs, site.output, rng)
             birth.operands = tuple(self._operand(t) for t in inputs)
             birth.constant = largest_scalar(args, kwargs)
             birth.parents = tuple(sorted(parents))
             self._born_at.setdefault(order, []).append(birth.id)
-            self._unviewed[_key(out)] = (StorageWeakRef(out.untyped_storage()), birth)
+            self._unviewed.put(out, birth)
             born.append(birth)
         return born, arrived | {b.id for b in born}
 
@@ -257,9 +257,12 @@ class SecondLook(Observer):
                 found.append(("nan", new_nan))
             if bool(new_inf.any()):
                 found.append(("inf", new_inf))
-        elif bool(nan.any()) and not any(bool(torch.isnan(t).any()) for t, _ in bad_inputs):
-            if op.name not in _MOVES_VALUES:
-                found.append(("nan", nan))
+        elif (
+            bool(nan.any())
+            and op.name not in _MOVES_VALUES
+            and not any(bool(torch.isnan(t).any()) for t, _ in bad_inputs)
+        ):
+            found.append(("nan", nan))
         return found
 
     def _parents(self, mask: Tensor, bad_inputs: list[tuple[Tensor, frozenset[int]]]) -> frozenset[int]:
@@ -290,51 +293,39 @@ class SecondLook(Observer):
 
     # -- storages
 
-    def _remember(self, tensor: Tensor, births: frozenset[int]) -> None:
-        storage = tensor.untyped_storage()
-        self._known[storage._cdata] = (StorageWeakRef(storage), births)
-
     def _taint(self, tensor: Tensor) -> frozenset[int]:
         """The births known in the tensor's storage. One never seen is looked at: what is bad in it, and was
         made by no op, was written there by the user's code."""
-        known = self._known.get(_key(tensor))
-        if known is not None and not known[0].expired():
-            return known[1]
-        self.know("declared", "", tensor)
-        return self._known[_key(tensor)][1]
+        if self._known.get(tensor) is None:
+            self.know("declared", "", tensor)
+        return self._known.get(tensor) or frozenset()
 
-    def _settle(self, out: Tensor, op: Op, inputs: Iterable[Tensor], births: frozenset[int]) -> None:
+    def _settle(self, out: Tensor, op: Op, births: frozenset[int]) -> None:
         """Records what the storage of an output holds now; a write into a part of it leaves the rest."""
         if op.mutates and out.numel() * out.element_size() < out.untyped_storage().nbytes():
-            known = self._known.get(_key(out))
-            if known is not None and not known[0].expired():
-                births = births | known[1]
-        self._remember(out, births)
+            births = births | (self._known.get(out) or frozenset())
+        self._known.put(out, births)
 
     def _follow_view(self, view: Tensor) -> None:
         """The first view that adds dimensions to a birth's tensor shows the element as the user sees it."""
-        alive, birth = self._unviewed.get(_key(view), (None, None))
-        if alive is None or birth is None or alive.expired():
+        birth = self._unviewed.get(view)
+        if birth is None:
             return
         if birth.mask.numel() == view.numel() and view.dim() > birth.mask.dim() and view.is_contiguous():
             birth.mask = birth.mask.reshape(view.shape)
             if birth.exact is not None and birth.exact.numel() == view.numel():
                 birth.exact = birth.exact.reshape(view.shape)
-            del self._unviewed[_key(view)]
-
-    def _made_by(self, tensor: Tensor) -> Step | None:
-        made = self._maker.get(_key(tensor))
-        return made[1] if made is not None and not made[0].expired() else None
+            self._unviewed.drop(view)
 
     def _note_zeros(
         self, order: int, place: Place, sites: list[Site], tensors: list[Tensor],
-        unrounded: tuple[Tensor | None, ...], makers: list[Step],
+        unrounded: Unrounded, makers: list[Step],
     ) -> None:  # fmt: skip
         for site, tensor in zip(sites, tensors, strict=True):
             zeros = tensor.numel() - int(torch.count_nonzero(tensor))
             if zeros:
                 self.zeros[site] = zeros
-            exact = unrounded[site.output] if site.output < len(unrounded) else None
+            exact = unrounded.get(id(tensor))
             if exact is not None and exact.shape == tensor.shape:
                 flushed = int(((tensor == 0) & (exact != 0)).sum())
                 if flushed:
@@ -346,42 +337,22 @@ class SecondLook(Observer):
         exact = _exact(t)
         return Operand(
             str(t.dtype).removeprefix("torch."), tuple(t.shape), exact.absmax, int((t == 0).sum()),
-            exact.inf, exact.nan, self._made_by(t),
+            exact.inf, exact.nan, self._maker.get(t),
         )  # fmt: skip
 
     def _step(self, place: Place, op: Op, order: int, value: str) -> Step:
         return Step(place.phase, place.module, op.name, source_of(place.line), value, order)
 
-    def _rng_state(self) -> Any:
-        return torch.get_rng_state()
-
 
 _MOVES_VALUES = frozenset(
-    [
-        "aten::cat",
-        "aten::stack",
-        "aten::index",
-        "aten::index_put",
-        "aten::index_put_",
-        "aten::gather",
-        "aten::embedding",
-        "aten::copy_",
-        "aten::clone",
-        "aten::_to_copy",
-        "aten::slice_scatter",
-        "aten::select_scatter",
-        "aten::repeat",
-        "aten::constant_pad_nd",
-        "aten::index_select",
-        "aten::roll",
-        "aten::flip",
-    ]
-)
+    f"aten::{name}"
+    for name in (
+        "cat", "stack", "index", "index_put", "index_put_", "gather", "embedding", "copy_", "clone",
+        "_to_copy", "slice_scatter", "select_scatter", "repeat", "constant_pad_nd", "index_select", "roll",
+        "flip",
+    )
+)  # fmt: skip
 """Ops that only move elements: a NaN in their output came in, even where its input was not seen."""
-
-
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _has_nonfinite(tensor: Tensor) -> bool:
@@ -413,97 +384,3 @@ def _extend(path: list[Step], step: Step) -> None:
     path.append(step)
     if len(path) > 2 * _PATH_ENDS:
         del path[_PATH_ENDS]
-
-
-def _written_copied(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as they are before the call: those that the op writes to, copied."""
-    schema = func._schema.arguments
-    written = {i for i, a in enumerate(schema) if a.alias_info is not None and a.alias_info.is_write}
-    names = {schema[i].name for i in written}
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.clone() if value.layout == torch.strided else value
-        return [copied(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-    return (
-        tuple(copied(a) if i in written else a for i, a in enumerate(args)),
-        {k: copied(v) if k in names else v for k, v in kwargs.items()},
-    )
-
-
-def _rerun(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: int, rng: Any
-) -> Tensor | None:
-    """The op's output in float64 on the same inputs, on the host; None where the op cannot run in float64."""
-
-    def widen(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            wide = value.dtype in _LOW_PRECISION and value.layout == torch.strided
-            return value.detach().double() if wide else value.detach().clone()
-        if isinstance(value, (list, tuple)):
-            return type(value)(widen(v) for v in value)
-        if value in _LOW_PRECISION:
-            return torch.float64
-        return value
-
-    after = torch.get_rng_state()
-    try:
-        torch.set_rng_state(rng)
-        result = func(*widen(args), **{k: widen(v) for k, v in kwargs.items()})
-    except (RuntimeError, NotImplementedError, TypeError):
-        return None  # no float64 kernel (fused attention has none): the reference pass decides then
-    finally:
-        torch.set_rng_state(after)
-    tensors = [result] if isinstance(result, Tensor) else list(flat(result))
-    chosen = tensors[output] if output < len(tensors) else None
-    return chosen.cpu() if isinstance(chosen, Tensor) else None
-
-
-@dataclass(frozen=True)
-class Twin:
-    """What the reference holds at the site of a birth."""
-
-    reference: str
-    """``finite`` | ``same`` | ``absent``"""
-    flat_index: int
-    """The first born-bad element that is not bad here; else the first born bad."""
-    value: float | None
-
-
-class ReferenceWatch(Observer):
-    """An observer of the reference pass that compares chosen sites with the births made there."""
-
-    def __init__(self, locator: Locator, births: dict[Site, list[Newborn]]) -> None:
-        super().__init__(locator, emulate=False, autocasts=False)
-        self.twins: dict[int, Twin] = {}
-        """id() of a birth -> what was seen at its site."""
-        self._births = births
-
-    def run(
-        self, func: OpOverload, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """What the op returns, its watched outputs compared."""
-        outputs, unrounded = self.call(func, args, kwargs)
-        if op.makes_values:
-            sites = self.record(op, place, outputs, unrounded)
-            tensors = [t for t in flat(outputs) if is_countable(t)]
-            for site, tensor in zip(sites, tensors, strict=True):
-                for birth in self._births.get(site, ()):
-                    self._compare(birth, tensor)
-        return outputs
-
-    def _compare(self, birth: Newborn, tensor: Tensor) -> None:
-        mask = birth.mask.reshape(-1)
-        if mask.numel() != tensor.numel():
-            return
-        values = tensor.detach().reshape(-1).cpu()
-        sound = mask & torch.isfinite(values)
-        differs = bool(sound.any())
-        index = int((sound if differs else mask).int().argmax())
-        number = values[index]
-        self.twins[id(birth)] = Twin(
-            "finite" if differs else "same", index, None if number.is_complex() else float(number)
-        )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from ampdoctor.load.traceback import user_traceback
 from torch import Tensor
 
 from ampdoctor.errors import AmpDoctorError, ProbeError
 from ampdoctor.facts.trace import Raised
+from ampdoctor.load.traceback import user_traceback
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.cuda_on_cpu import EmulatedRefusal
 from ampdoctor.probe.isolation import batch_copy, map_floating, named_tensors, seeded
@@ -107,8 +107,8 @@ def _step(workload: Workload, data: Any, run: Run, locator: Locator) -> None:
 
 
 def _introduce(look: SecondLook, workload: Workload, data: Any) -> None:
-    for name, tensor in workload.model.named_parameters():
-        look.know("parameter", name, tensor.detach())
+    for name, parameter in workload.model.named_parameters():
+        look.know("parameter", name, parameter.detach())
     for name, tensor in workload.model.named_buffers():
         look.know("buffer", name, tensor)
     for name, tensor in named_tensors(data):

@@ -29,9 +29,10 @@ from ampdoctor.probe.births import Seen, describe_births
 from ampdoctor.probe.gradients import compare_gradients
 from ampdoctor.probe.isolation import isolated, named_tensors
 from ampdoctor.probe.observer import Observer, is_countable
-from ampdoctor.probe.origin import Newborn, ReferenceWatch, SecondLook
+from ampdoctor.probe.origin import Newborn, SecondLook
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.precision import Precision, candidate, choose_device, device_name, reference
+from ampdoctor.probe.reference_watch import ReferenceWatch
 from ampdoctor.probe.run import Run, run_pass
 from ampdoctor.version import VERSION
 
@@ -59,6 +60,7 @@ class _Session:
     passes: list[Pass] = field(default_factory=list)
     births: list[Birth] = field(default_factory=list)
     opaque_ops: dict[str, None] = field(default_factory=dict)
+    left_ops: dict[str, None] = field(default_factory=dict)
     first_candidate: Run | None = None
     deterministic: bool | None = None
     observer_changed_loss: bool | None = None
@@ -84,7 +86,7 @@ class _Session:
             passes=tuple(self.passes),
             births=tuple(self.births),
             opaque_ops=tuple(sorted(self.opaque_ops)),
-            refused_ops=(),
+            refused_ops=tuple(sorted(self.left_ops)),
             deterministic=self.deterministic,
             observer_changed_loss=self.observer_changed_loss,
             seed=self.plan.seed,
@@ -125,6 +127,7 @@ class _Session:
 
         run = run_pass(self.workload, batch, precision, self.plan.seed, make)
         self.opaque_ops.update(run.observer.opaque_ops)
+        self.left_ops.update(run.observer.left_ops)
         self.interrupted |= run.interrupted
         return run
 
@@ -340,7 +343,7 @@ def _bad_tensor(
 
 
 def _batch_size(batch: Any) -> int | None:
-    """The first dimension that most of the batch's tensors share; None if no two agree and there are several."""
+    """The first dimension that most of the batch's tensors share; None if no two of several agree."""
     sizes = collections.Counter(t.shape[0] for _, t in named_tensors(batch) if t.dim() > 0)
     if not sizes:
         return None

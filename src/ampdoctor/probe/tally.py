@@ -8,7 +8,9 @@ pooled and counted together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,10 +59,12 @@ class _Row:
     rounded_from: bool
     histogram_of_output: bool
     empty: bool
+    same_as: int | None = None
+    """The row of the tensor that this one is a wider copy of."""
 
 
 class Tally:
-    """Collects the statistics of one pass's tensors. ``add`` never waits for the device; ``read`` does, once."""
+    """Collects the statistics of one pass's tensors. ``add`` never waits for the device; ``read`` does."""
 
     def __init__(self) -> None:
         self._rows: list[_Row] = []
@@ -105,6 +109,15 @@ class Tally:
         self._count(row, counted)
         return row
 
+    def add_upcast(self, output: Tensor, source: int) -> int:
+        """The row number of ``output``, which holds the values of row ``source`` in a wider dtype."""
+        row = len(self._rows)
+        self._rows.append(
+            _Row(str(output.dtype).removeprefix("torch."), tuple(output.shape), False, True, False, source)
+        )
+        self._ranges.append(self._ranges[source])
+        return row
+
     def _count(self, row: int, x: Tensor) -> None:
         if x.dtype not in _EXPONENT_BITS:
             # float64 and the 8-bit formats: rare, and small enough to go through FP32's exponents.
@@ -121,11 +134,7 @@ class Tally:
             if self._pooled[key] >= _POOL_LIMIT:
                 self._drain(key)
             return
-        patterns = None
-        for chunk in halves.split(_CHUNK):
-            counted = _bincount(chunk & 0x7FFF, _PATTERNS)
-            patterns = counted if patterns is None else patterns.add_(counted)
-        assert patterns is not None
+        patterns = _count_patterns(halves)
         total = torch.zeros(_BINS, dtype=patterns.dtype, device=x.device)
         self._counts[row] = total.index_add_(0, self._bin_table(key), patterns)
 
@@ -163,10 +172,13 @@ class Tally:
         )
         for rows, table in self._pool_counts:
             counts.update(zip(rows, table.cpu().tolist(), strict=True))
-        return [
-            _stats(row, ranges[i], counts.get(i), nonzero.get(i), unrounded.get(i))
-            for i, row in enumerate(self._rows)
-        ]
+        stats: list[TensorStats] = []
+        for i, row in enumerate(self._rows):
+            if row.same_as is not None:
+                stats.append(_upcast(stats[row.same_as], row))
+            else:
+                stats.append(_stats(row, ranges[i], counts.get(i), nonzero.get(i), unrounded.get(i)))
+        return stats
 
 
 _EXPONENT_BITS = {torch.float16: 5, torch.bfloat16: 8, torch.float32: 8}
@@ -176,6 +188,31 @@ def _range(x: Tensor) -> Tensor:
     """[min, max] of x in float64, on x's device; NaN if any element is."""
     low, high = torch.aminmax(x.detach() if x.dtype in _EXPONENT_BITS else x.detach().double())
     return torch.stack((low, high)).double()
+
+
+def _count_patterns(halves: Tensor) -> Tensor:
+    """How often each 15-bit pattern occurs among 16-bit ``halves``; int64 [32768]."""
+    chunks = halves.split(_CHUNK)
+    if halves.device.type != "cpu" or len(chunks) == 1:
+        counts = [_bincount(chunk & 0x7FFF, _PATTERNS) for chunk in chunks]
+    else:
+        # bincount runs on one core; torch lets go of the interpreter while it does.
+        counts = list(_workers().map(lambda chunk: _bincount(chunk & 0x7FFF, _PATTERNS), chunks))
+    return counts[0] if len(counts) == 1 else torch.stack(counts).sum(0)
+
+
+@functools.cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=max(2, min(8, torch.get_num_threads())))
+
+
+def _upcast(source: TensorStats, row: _Row) -> TensorStats:
+    histogram = source.histogram
+    if source.flushed is not None:
+        histogram = histogram.rounded_to(FLOAT_FORMATS[source.dtype])
+    return replace(
+        source, dtype=row.dtype, shape=row.shape, flushed=None, overflowed=None, histogram=histogram
+    )
 
 
 def _bincount(keys: Tensor, size: int) -> Tensor:
