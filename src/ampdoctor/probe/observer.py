@@ -92,13 +92,13 @@ class Locator:
             place = Place(self.phase, self.modules.current, user_line(in_backward=self.phase == "backward"))
             if self.phase == "forward" or self.modules.running:
                 # The op's autograd node is made before the op runs, and took the number before this one.
-                number = torch.autograd._get_sequence_nr() - 1
+                number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
                 self._forward.setdefault(number, (place.module, place.line, op_name, order))
             return place
         if self.modules.running:
             # Activation checkpointing runs this module's forward again, inside backward.
             place = Place("backward", self.modules.current, user_line(in_backward=True), recomputed=True)
-            number = torch.autograd._get_sequence_nr() - 1
+            number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
             self._forward.setdefault(number, (place.module, place.line, op_name, order))
             return place
         variable = getattr(node, "variable", None)
