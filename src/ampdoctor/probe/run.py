@@ -33,6 +33,8 @@ class Run:
     modules: ModuleStack
     loss: Tensor | None = None
     """The unscaled loss, detached; None where there is none."""
+    outputs: tuple[Tensor, ...] = ()
+    """The model's output tensors, in a forward-only pass: they stand in the loss's place."""
     raised: Raised | None = None
     backward_ran: bool = False
     interrupted: bool = False
@@ -94,7 +96,7 @@ def _step(workload: Workload, data: Any, run: Run, locator: Locator) -> None:
         with precision.autocast():
             result = workload.step(workload.model, data)
         if workload.forward_only:
-            run.loss = None
+            run.outputs = tuple(tensor for _, tensor in named_tensors(result))
             return
         run.loss = result.detach()
         if not result.requires_grad:
@@ -117,8 +119,8 @@ def _introduce(look: SecondLook, workload: Workload, data: Any) -> None:
 
 def _conclude(look: SecondLook, run: Run) -> None:
     """Marks the births that the loss and the gradients hold."""
-    if run.loss is not None:
-        for number in look.births_in(run.loss):
+    for result in (*run.outputs, *(() if run.loss is None else (run.loss,))):
+        for number in look.births_in(result):
             look.births[number].reaches_loss = True
     for name, gradient in run.gradients.items():
         for number in look.births_in(gradient):
