@@ -22,7 +22,7 @@ from trace_builder import bad_tensor, birth, candidate, raised, record, referenc
 
 def rich_trace() -> Trace:
     """Every record type, every optional both ways, both infinities."""
-    origin = ZeroOrigin(Site("forward", "head", "aten::rsub", 1), None, 3, 2.5e-4)
+    origin = ZeroOrigin(Site("forward", "head", "aten::rsub", 1), None, 3, 2.5e-4, None)
     return trace(
         bad_tensors=(bad_tensor(), bad_tensor(kind="parameter", name="w", batch=None, samples=None)),
         passes=(

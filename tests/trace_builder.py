@@ -95,6 +95,7 @@ def reference(**changes: Any) -> Pass:
         "sites": (),
         "parameters": (parameter("w"),),
         "seconds": 0.25,
+        "backward_ran": True,
     }
     return Pass(**(values | changes))
 
@@ -140,6 +141,7 @@ def birth(
         "order": 10,
         "site": Site(phase, module, op, 0),
         "source": source(),
+        "backward_source": None,
         "forward_op": "",
         "implicit_cast": False,
         "name": "",

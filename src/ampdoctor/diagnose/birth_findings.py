@@ -9,13 +9,11 @@ from ampdoctor.diagnose.births import FAULT, HARMLESS, SILENT, JudgedBirth, in_o
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import (
-    count_words,
     format_name,
     number,
     place,
     sample_words,
     short_op,
-    source_place,
 )
 from ampdoctor.facts.floats import FLOAT_FORMATS
 
@@ -37,7 +35,8 @@ def findings_by_place(
     for j in births:
         site, source = j.birth.site, j.birth.source
         harmless = "harmless" if j.standing == HARMLESS else ""
-        key = (harmless, site.module if site else "", site.op if site else "", source_place(source))
+        line = f"{source.file}:{source.line}" if source else ""
+        key = (harmless, site.module if site else "", site.op if site else "", line)
         groups.setdefault(key, []).append(j)
     for group in groups.values():
         first = group[0]
@@ -118,7 +117,8 @@ def samples_sentence(judged: JudgedBirth) -> str:
     total = birth.shape[0] if birth.shape else 0
     if not birth.samples or len(birth.samples) >= total:
         return ""
-    return f" Only {sample_words(birth.samples)} of {count_words(total, 'sample')} does this."
+    verb = "does" if len(birth.samples) == 1 else "do"
+    return f" Only {sample_words(birth.samples)} of {total:,} {verb} this."
 
 
 def keep_in_fp32(reading: Reading, judged: JudgedBirth) -> str:

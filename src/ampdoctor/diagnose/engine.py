@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from ampdoctor.diagnose.first_fault import first_fault
 from ampdoctor.diagnose.inferred import INFERRED_ID
 from ampdoctor.diagnose.layers import layer_rows, parameter_rows
-from ampdoctor.diagnose.outcome import is_healthy, share_lost
+from ampdoctor.diagnose.outcome import find_pass, is_healthy, share_lost
 from ampdoctor.diagnose.policy import Policy
-from ampdoctor.diagnose.report import Finding, LossScale, Report
+from ampdoctor.diagnose.report import Finding, LossRow, LossScale, Report
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.run_up import run_up
 from ampdoctor.diagnose.sentence import sentence_of
@@ -31,6 +31,7 @@ def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY) -> Report:
         sentence=sentence_of(reading, fault),
         first_fault=fault,
         run_up=run_up(reading),
+        losses=_losses(trace),
         layers=layer_rows(reading),
         parameters=parameter_rows(trace),
         loss_scale=_loss_scale(trace),
@@ -52,6 +53,17 @@ def _findings(reading: Reading) -> tuple[Finding, ...]:
 def _is_headline(finding: Finding, reading: Reading) -> bool:
     site = reading.basis.birth.site if reading.basis else None
     return site is not None and (finding.module, finding.op) == (site.module, site.op)
+
+
+def _losses(trace: Trace) -> tuple[LossRow, ...]:
+    rows = []
+    for batch in dict.fromkeys(p.batch for p in trace.passes):
+        reference = find_pass(trace, "reference", batch)
+        candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
+        ours, theirs = (p.loss if p else None for p in (candidate, reference))
+        if ours is not None or theirs is not None:
+            rows.append(LossRow(batch, theirs, ours))
+    return tuple(rows)
 
 
 def _loss_scale(trace: Trace) -> LossScale:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 
 @dataclass(frozen=True)
@@ -11,6 +12,8 @@ class Policy:
 
     headroom_bits: float = 1.0
     """A forward tensor with less headroom than this is reported (AMP103)."""
+    module_headroom: tuple[tuple[str, float], ...] = ()
+    """(glob over module paths, headroom_bits for them); the last one that fits holds."""
     gradient_underflow: float = 0.01
     """The share of all gradient elements that may be lost to rounding (AMP203)."""
     scale_margin_bits: float = 1.0
@@ -19,6 +22,11 @@ class Policy:
     """Rule codes or prefixes of them that are applied."""
     ignore: tuple[str, ...] = ()
     """Rule codes or prefixes of them that are not, whatever ``select`` says."""
+
+    def headroom_of(self, module: str) -> float:
+        """The headroom a module must keep."""
+        own = [bits for glob, bits in self.module_headroom if fnmatchcase(module, glob)]
+        return own[-1] if own else self.headroom_bits
 
     def applies(self, code: str) -> bool:
         """True for a rule that is selected and not ignored."""

@@ -171,6 +171,15 @@ class LossScale:
 
 
 @dataclass(frozen=True)
+class LossRow:
+    """One batch's unscaled loss in both precisions. None: there is none."""
+
+    batch: int
+    reference: float | None
+    candidate: float | None
+
+
+@dataclass(frozen=True)
 class Report:
     """The whole diagnosis of one trace."""
 
@@ -180,6 +189,8 @@ class Report:
     """The verdict in one sentence."""
     first_fault: FirstFault | None
     run_up: tuple[RunUpRow, ...]
+    losses: tuple[LossRow, ...]
+    """One per batch."""
     layers: tuple[LayerRow, ...]
     """Worst first."""
     parameters: tuple[ParameterRow, ...]
@@ -205,6 +216,7 @@ class Report:
             "summary": self.sentence,
             "first_fault": _first_fault(self.first_fault),
             "run_up": to_json(self.run_up),
+            "losses": to_json(self.losses),
             "layers": to_json(self.layers),
             "parameters": [_parameter(row) for row in self.parameters],
             "loss_scale": to_json(self.loss_scale),

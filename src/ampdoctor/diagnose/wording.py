@@ -61,8 +61,11 @@ def place(module: str) -> str:
 
 
 def source_place(source: Source | None) -> str:
-    """``model.py:33``; '' where the line is not known."""
-    return f"{source.file}:{source.line}" if source else ""
+    """``model.py:33``, the file by its name alone; '' where the line is not known."""
+    if source is None:
+        return ""
+    name = source.file.replace("\\", "/").rpartition("/")[2]
+    return f"{name}:{source.line}"
 
 
 def short_op(op: str) -> str:

@@ -86,7 +86,8 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     elif op in _PRODUCTS and len(birth.operands) >= 2 and all(o.made_by for o in birth.operands[-2:]):
         advice += "; or scale one factor down before the product instead of the result after it"
     if samples_sentence(judged):
-        advice += "; look at that sample first, it is louder than the rest"
+        what = "that sample" if len(birth.samples or ()) == 1 else "those samples"
+        advice += f"; look at {what} first"
     exact = birth.exact_value
     fits_bf16 = exact is None or abs(exact) < BFLOAT16.overflow_at
     if birth.dtype == "float16" and fits_bf16 and not lone:

@@ -55,7 +55,7 @@ def check(reading: Reading) -> Iterable[Finding]:
 
 def _is_thin(record: SiteRecord, reading: Reading) -> bool:
     bits = headroom_bits(record.stats.absmax, record.stats.dtype)
-    return bits is not None and bits < reading.policy.headroom_bits and not is_mask(record)
+    return bits is not None and bits < reading.policy.headroom_of(record.site.module) and not is_mask(record)
 
 
 def _finding(record: SiteRecord, reading: Reading) -> Finding:
@@ -74,7 +74,7 @@ def _finding(record: SiteRecord, reading: Reading) -> Finding:
         evidence={
             "absmax": stats.absmax,
             "headroom_bits": bits,
-            "limit_bits": reading.policy.headroom_bits,
+            "limit_bits": reading.policy.headroom_of(record.site.module),
             "largest": largest,
             "dtype": stats.dtype,
         },

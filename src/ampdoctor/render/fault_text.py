@@ -1,0 +1,147 @@
+"""The first fault in words: where it is born, what it is, what went in, what it reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from ampdoctor.diagnose.report import FirstFault
+from ampdoctor.diagnose.wording import (
+    count_words,
+    element,
+    format_name,
+    listing,
+    number,
+    place,
+    sample_words,
+    scale,
+    short_op,
+)
+from ampdoctor.facts.floats import FLOAT_FORMATS
+from ampdoctor.facts.site import Source
+from ampdoctor.facts.trace import OperandFact, Step, ZeroOrigin
+from ampdoctor.render.options import Options
+from ampdoctor.render.words import source_path, words
+
+_MOST_INPUTS = 4
+_PATH_STEPS = (4, 2)
+"""Steps shown from the start and the end of a long path."""
+
+Row = tuple[str, RenderableType]
+
+
+def fault_rows(fault: FirstFault, options: Options) -> list[Row]:
+    """Labelled lines about the first fault; what is not known is left out."""
+    return [
+        *_place(fault, options),
+        *_value(fault),
+        *_inputs(fault),
+        *_root(fault.root, options),
+        *_reaches(fault),
+    ]
+
+
+def _place(fault: FirstFault, options: Options) -> Iterator[Row]:
+    label = "Came in" if fault.tensor else "Raised at" if fault.value is None else "Born at"
+    if fault.tensor:
+        yield label, words((fault.tensor, "bold"))
+        label = "Meets" if fault.op else ""
+    if fault.op or not fault.tensor:
+        kind = f" ({fault.module_type})" if fault.module_type else ""
+        op = f"   {fault.op}" if fault.op else ""
+        of = f" of {short_op(fault.forward_op)}" if fault.forward_op else ""
+        yield label, words((place(fault.module), "bold"), kind, op, f"   {fault.phase}{of}")
+    if fault.source is not None:
+        yield "", _line(fault.source, options)
+    if fault.implicit_cast:
+        yield "", words(f"a cast to {format_name(fault.dtype)} that autocast puts in")
+
+
+def _line(source: Source, options: Options) -> Text:
+    return words((source_path(source, options), "cyan"), "    ", source.text)
+
+
+def _value(fault: FirstFault) -> Iterator[Row]:
+    if fault.value is None or (fault.constant is not None and fault.index is None):
+        return  # an exception: there is no value
+    fmt = FLOAT_FORMATS.get(fault.dtype)
+    name = format_name(fault.dtype)
+    what = "NaN" if fault.value == "nan" else "inf"
+    if fault.cause == "range" and fault.exact_value is not None and fmt is not None:
+        what += f"; exactly {number(fault.exact_value)} ({name} ends at {number(fmt.max)})"
+    elif fault.fp32_also_fails:
+        what += "; in FP32 too" if not fault.tensor else ""
+    elif fault.reference_value is not None:
+        what += f"; FP32 has {number(fault.reference_value)}"
+    if fault.phase == "backward" and not fault.tensor:
+        what += f", at loss scale {scale(fault.loss_scale)}"
+    yield "Value", words(what)
+    if fault.index is not None:
+        yield "", words(_elements(fault))
+
+
+def _elements(fault: FirstFault) -> str:
+    parts = [element(fault.index or ())] if fault.index or not fault.shape else []
+    samples = sample_words(fault.samples)
+    where = f"{parts[0] if parts else ''}{' of ' if parts and samples else ''}{samples}"
+    batch = f"batch {fault.batch}" if fault.batch else ""
+    counts = f"{fault.count:,} of {count_words(fault.numel, 'element')}" if fault.count is not None else ""
+    return "; ".join(part for part in (where, counts, batch) if part)
+
+
+def _inputs(fault: FirstFault) -> Iterator[Row]:
+    label = "Inputs"
+    for operand in fault.inputs[:_MOST_INPUTS]:
+        yield label, words(_operand(operand))
+        label = ""
+    if len(fault.inputs) > _MOST_INPUTS:
+        yield label, words(f"and {len(fault.inputs) - _MOST_INPUTS} more")
+
+
+def _operand(operand: OperandFact) -> str:
+    shape = "x".join(str(size) for size in operand.shape) or "no dimension"
+    facts = [f"absmax {number(operand.absmax)}" if operand.absmax is not None else "nothing finite"]
+    for count, what in ((operand.nans, "NaN"), (operand.infs, "inf"), (operand.zeros, "zero")):
+        if count:
+            facts.append(f"{count:,} {what}")
+    made = operand.made_by
+    origin = f", from {place(made.module)} {short_op(made.op)}" if made else ""
+    return f"{operand.dtype} {shape}: {', '.join(facts)}{origin}"
+
+
+def _root(root: ZeroOrigin | None, options: Options) -> Iterator[Row]:
+    if root is None:
+        return
+    yield "Root", words("became zero in ", (place(root.site.module), "bold"), f"   {root.site.op}")
+    if root.source is not None:
+        yield "", _line(root.source, options)
+
+
+def _reaches(fault: FirstFault) -> Iterator[Row]:
+    steps = list(_steps(fault.path))
+    first, last = _PATH_STEPS
+    if len(steps) > first + last:
+        steps = [*steps[:first], "...", *steps[-last:]]
+    if fault.absorbed_at is not None and not fault.reaches_loss and not fault.reaches_gradients:
+        at = fault.absorbed_at
+        yield "Reaches", words(" -> ".join([*steps, f"absorbed by {place(at.module)} {short_op(at.op)}"]))
+        return
+    ends = ["loss"] if fault.reaches_loss else []
+    if fault.reaches_gradients:
+        names = listing(fault.reaches_gradients, 2)
+        ends.append(f"{count_words(len(fault.reaches_gradients), 'gradient')} ({names})")
+    if steps or ends:
+        yield "Reaches", words(" -> ".join([*steps, " and ".join(ends)] if ends else steps))
+
+
+def _steps(path: Sequence[Step]) -> Iterator[str]:
+    """Each op on the path once, with a note where the value becomes NaN."""
+    value = phase = ""
+    for step in path:
+        note = " (becomes NaN)" if step.value == "nan" and value == "inf" else ""
+        backward = " backward" if step.phase == "backward" and phase != "backward" else ""
+        value, phase = step.value, step.phase
+        module = step.module or "top level"
+        yield f"{module} {short_op(step.op)}{backward}{note}"

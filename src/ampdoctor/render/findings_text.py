@@ -1,0 +1,62 @@
+"""Findings in words: those that ask for action one by one, the others a line per rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from ampdoctor.diagnose.report import Finding
+from ampdoctor.diagnose.wording import listing, place
+from ampdoctor.render.options import Options
+from ampdoctor.render.words import source_path, words
+
+_MOST = 10
+_STYLES = {"error": "red", "warning": "yellow", "info": "dim"}
+
+
+def findings_section(findings: Sequence[Finding], options: Options) -> Group:
+    """Errors and warnings in full, up to ten; information shortened."""
+    urgent = [f for f in findings if f.severity != "info"]
+    parts: list[RenderableType] = []
+    for finding in urgent[:_MOST]:
+        parts += _in_full(finding, options)
+    if len(urgent) > _MOST:
+        parts.append(words(f"and {len(urgent) - _MOST} more: --format json lists all"))
+    by_code: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.severity == "info":
+            by_code.setdefault(finding.code, []).append(finding)
+    parts += [_in_short(group) for group in by_code.values()]
+    return Group(*parts)
+
+
+def _in_full(finding: Finding, options: Options) -> list[RenderableType]:
+    where = place(finding.module) if finding.module or finding.op else ""
+    at = source_path(finding.source, options) if finding.source else ""
+    head = words(
+        (f"{finding.severity} {finding.code}", _STYLES[finding.severity]),
+        " ",
+        "   ".join(part for part in (finding.title, where, at) if part),
+    )
+    return [
+        head,
+        _indented(words(finding.message)),
+        _indented(words(finding.remedy, "  ", (f"ampdoctor explain {finding.code}", "dim"))),
+    ]
+
+
+def _indented(text: Text) -> Padding:
+    return Padding(text, (0, 0, 0, 2))
+
+
+def _in_short(group: Sequence[Finding]) -> Text:
+    first = group[0]
+    if len(group) == 1:
+        where = f"{place(first.module)}: " if first.module else ""
+        text = f"{where}{first.message}"
+    else:
+        text = f"{first.title}: {listing([place(f.module) for f in group])}"
+    return words((f"{first.severity} {first.code}", _STYLES["info"]), " ", text)

@@ -1,0 +1,21 @@
+"""How to draw: what a terminal is able to show, and how much of it to fill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings that a format may use; every format can do without."""
+
+    width: int = 80
+    """Columns."""
+    color: bool = False
+    """Write ANSI colours."""
+    unicode: bool = True
+    """The output can show more than ASCII."""
+    all_layers: bool = False
+    """Every layer, in the model's own order, instead of the worst few."""
+    base: str = ""
+    """Folder that source paths are shown relative to; '' shows the file's name alone."""

@@ -1,0 +1,169 @@
+"""The report a tired person reads top to bottom: verdict, first fault, run-up, scale, findings, layers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from ampdoctor.diagnose.report import Report
+from ampdoctor.diagnose.wording import count_words, format_name, number, percent, place, scale
+from ampdoctor.render.fault_text import fault_rows
+from ampdoctor.render.findings_text import findings_section
+from ampdoctor.render.layers_text import layers_section
+from ampdoctor.render.options import Options
+from ampdoctor.render.words import words
+
+_LABEL_WIDTH = 10
+_VERDICT_STYLE = {"clean": "bold green", "not-measured": "bold yellow"}
+_IN_FORWARD = ("forward-overflow", "forward-underflow", "forward-undefined", "bad-input", "raises")
+
+
+def render(report: Report, options: Options) -> str:
+    """The report as lines of at most ``options.width`` columns, with a newline at its end."""
+    console = Console(
+        file=io.StringIO(),
+        width=options.width,
+        force_terminal=options.color,
+        color_system="standard" if options.color else None,
+        legacy_windows=False,
+        no_color=not options.color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    with console.capture() as capture:
+        console.print(document(report, options))
+    text = "\n".join(line.rstrip() for line in capture.get().split("\n"))
+    return text if options.unicode else text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def document(report: Report, options: Options) -> RenderableType:
+    """The report as something rich can print or export."""
+    parts: list[RenderableType] = [_header(report, options), Text(""), _verdict(report)]
+    for section in _sections(report, options):
+        parts += [Text(""), section]
+    parts += [Text(""), _closing(report)]
+    return Padding(Group(*parts), (0, 0, 0, 1))
+
+
+def _header(report: Report, options: Options) -> Text:
+    environment = report.environment
+    torch = environment.torch_version.partition("+")[0]
+    device = environment.device_name or environment.device
+    if environment.emulates:
+        device += ", emulating CUDA"
+    precision = environment.dtype + ("" if environment.mode == "none" else f" {environment.mode}")
+    between = " · " if options.unicode else " | "
+    facts = between.join(
+        (f"torch {torch}", device, precision, count_words(environment.batches, "batch", "batches"))
+    )
+    title = words(("ampdoctor", "bold"), "  ", environment.title)
+    fits = title.cell_len + 3 + len(facts) < options.width
+    return Text("   " if fits else "\n").join((title, words((facts, "dim"))))
+
+
+def _verdict(report: Report) -> Text:
+    head, dot, rest = report.sentence.partition(". ")
+    style = _VERDICT_STYLE.get(report.verdict, "bold red")
+    return words((head + dot.rstrip(), style), " " if rest else "", rest)
+
+
+def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
+    if report.first_fault is not None:
+        yield labelled(fault_rows(report.first_fault, options))
+    if len(report.run_up) > 1:
+        yield labelled([("Run-up", _run_up(report, options))])
+    if report.losses:
+        yield labelled([("Loss", _losses(report))])
+    if not report.environment.forward_only:
+        yield labelled([("Loss scale", _loss_scale(report))])
+    if report.findings:
+        yield labelled([("Findings", findings_section(report.findings, options))])
+    if report.layers:
+        yield layers_section(report, options)
+
+
+def labelled(rows: list[tuple[str, RenderableType]]) -> Table:
+    """Two columns: a label, and what it says, wrapped under itself."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(width=_LABEL_WIDTH, no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for label, body in rows:
+        grid.add_row(label, body)
+    return grid
+
+
+def _run_up(report: Report, options: Options) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(overflow="fold")
+    for _ in range(3):
+        grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(no_wrap=True)
+    for row in report.run_up:
+        bits = row.headroom_bits
+        headroom = "" if bits is None else "none" if bits <= 0 else f"{bits:.1f} bits"
+        growth = f"x{number(row.growth)}" if row.growth is not None and row.growth >= 2 else ""
+        style = "red" if row.here else ""
+        cells = (place(row.module), number(row.absmax), headroom, growth, "<- here" if row.here else "")
+        grid.add_row(*(words(cell, style=style) for cell in cells))
+    return grid
+
+
+def _losses(report: Report) -> Text:
+    """The first batch's, or the one of the fault: what a training loop would have printed."""
+    wanted = report.first_fault.batch if report.first_fault else report.losses[0].batch
+    row = next((row for row in report.losses if row.batch == wanted), report.losses[0])
+    name = format_name(report.environment.dtype)
+    of = f"   (batch {row.batch})" if len(report.losses) > 1 else ""
+    return words(f"{name} {_digits(row.candidate)}   FP32 {_digits(row.reference)}{of}")
+
+
+def _digits(loss: float | None) -> str:
+    """A loss with enough digits to see what rounding did to it."""
+    return "none" if loss is None else f"{loss:.5g}"
+
+
+def _loss_scale(report: Report) -> Text:
+    loss_scale = report.loss_scale
+    line = words(f"configured {scale(loss_scale.configured)}")
+    if loss_scale.window is not None:
+        low, high = loss_scale.window
+        line.append(f"   window {scale(low)} .. {scale(high)}")
+    if loss_scale.recommended is not None:
+        line.append(f"   recommended {scale(loss_scale.recommended)}")
+    line.append("   " + _scale_judgement(report))
+    return line
+
+
+def _scale_judgement(report: Report) -> str:
+    if report.verdict in _IN_FORWARD:
+        return "no other helps: the fault is in forward"
+    if report.verdict == "backward-undefined":
+        return "no other helps: FP32 has the fault too"
+    if report.verdict == "no-workable-scale":
+        return "none works"
+    if report.verdict == "backward-overflow":
+        return "too high: backward overflows here and not at 1"
+    lost = report.loss_scale.underflow_fraction.get(f"{report.loss_scale.configured:g}")
+    if lost is None:
+        return "no gradient to judge it by"
+    judgement = "too low: " if report.verdict == "gradient-underflow" else ""
+    return f"{judgement}{percent(lost)} of gradient elements become zero"
+
+
+def _closing(report: Report) -> Group:
+    stopped = " Interrupted: this is what was seen until then." if report.interrupted else ""
+    lines = [
+        words(
+            f"{count_words(report.passes, 'pass', 'passes')}, {report.seconds:.1f} s. "
+            f"Weights, buffers and RNG are as they were.{stopped}"
+        )
+    ]
+    if report.not_seen:
+        lines.append(words("Not seen: " + "; ".join(report.not_seen) + ".", style="dim"))
+    return Group(*lines)
