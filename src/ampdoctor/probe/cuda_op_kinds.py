@@ -22,8 +22,10 @@ class Arithmetic(Enum):
     """Converts its input to another dtype: the value before rounding is the input."""
     COMPUTES = auto()
     """Computes in float32 and rounds each result once."""
+    FAILS = auto()
+    """Neither CUDA nor the CPU has a half kernel: the CPU's own error is the right answer."""
     REFUSED = auto()
-    """CUDA has no half kernel either: the CPU's own error is the right answer."""
+    """The CPU has a half kernel and CUDA has none."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ _MOVES = _words(
     as_strided_scatter bitwise_and bitwise_not bitwise_or bitwise_xor block_diag bucketize bincount cat
     ceil channel_shuffle clone complex constant_pad_nd contiguous copysign count_nonzero cummax cummin
     _cummax_helper _cummin_helper diag_embed diagonal_scatter embedding empty empty_like empty_strided eq
-    equal fill flip floor fmax fmin frexp full full_like gather ge gt heaviside histc index index_copy
+    equal fill flip floor fmax fmin frexp full full_like gather ge gt heaviside index index_copy
     index_fill index_select is_same_size isfinite isin isinf isnan isneginf isposinf kthvalue le lift
     lift_fresh lift_fresh_copy logical_and logical_not logical_or logical_xor lt masked_fill
     masked_scatter masked_select max max_pool2d_with_indices max_pool3d_with_indices max_unpool2d
@@ -87,17 +89,29 @@ _MOVES = _words(
 )
 """By base name: each value they make was among their inputs (up to sign), is exact, or is no half number."""
 
-_REFUSED = _words(
+_NEITHER = _words(
     """
-    _cdist_forward _cdist_backward _cholesky_solve_helper _ctc_loss _ctc_loss_backward
+    _cdist_backward _cdist_forward _cholesky_solve_helper _ctc_loss _ctc_loss_backward
     _linalg_check_errors _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex
-    _linalg_svd _pdist_forward _pdist_backward cholesky cholesky_inverse cholesky_solve geqrf
+    _linalg_svd _pdist_backward _pdist_forward cholesky cholesky_inverse cholesky_solve geqrf
     linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
     linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_qr
-    linalg_solve_triangular lu_unpack ormqr triangular_solve
+    linalg_solve_triangular lu_unpack ormqr polar special_airy_ai special_bessel_j0 special_bessel_j1
+    special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+    special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_erfcx
+    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
+    special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1
+    special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t
+    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
+    special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta triangular_solve
     """
 )
-"""cuSOLVER and MAGMA have no half precision; the other kernels exist for float and double only."""
+"""No half kernel on CUDA nor on the CPU, whose error is then the right answer: cuSOLVER and MAGMA have no half
+precision, the others exist for float and double only. (PyTorch's own op database says so for each.)"""
+
+_CPU_ONLY = _words("angle histc igamma igammac")
+"""A half kernel on the CPU and none on CUDA, by the same source: refused in CUDA's place."""
 
 _BATCH_NORM = ("input", None, None)
 _MIXED: dict[str, tuple[str | None, ...]] = {
@@ -164,7 +178,9 @@ def _arithmetic(func: OpOverload, namespace: str, base: str) -> Arithmetic:
         return Arithmetic.MOVES
     if base in ("_to_copy", "copy", "_foreach_copy"):
         return Arithmetic.CASTS
-    if base in _REFUSED:
+    if base in _NEITHER:
+        return Arithmetic.FAILS
+    if base in _CPU_ONLY:
         return Arithmetic.REFUSED
     if base == "scatter" and "reduce" in schema.overload_name:
         return Arithmetic.COMPUTES

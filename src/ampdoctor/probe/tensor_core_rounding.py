@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ampdoctor.probe.cuda_autocast_policy import EmulatedRefusal
 from ampdoctor.probe.cuda_op_kinds import Arithmetic, OpKind, classify
 
 _HALF, _BRAIN, _SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -43,7 +44,7 @@ def run_like_cuda(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
         kind = _kinds[func] = classify(func)
     if kind.arithmetic is Arithmetic.CASTS:
         return _cast(func, kind, args, kwargs)
-    if kind.arithmetic is Arithmetic.REFUSED:
+    if kind.arithmetic is Arithmetic.FAILS:
         return _native(func, args, kwargs)
     if kind.arithmetic is Arithmetic.MOVES or (
         kind.only_if is not None and not _argument(kind, kind.only_if, args, kwargs)
@@ -55,6 +56,8 @@ def run_like_cuda(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
         return _moved(func, kind, args, kwargs)
     if not all(map(_is_plain, operands)):
         return _native(func, args, kwargs, how="left")
+    if kind.arithmetic is Arithmetic.REFUSED:
+        raise EmulatedRefusal(f"CUDA has no {rounding.dtype} kernel for {kind.name}")
     emulated = _computed(func, kind, rounding, args, kwargs, "rounded")
     return emulated if emulated is not None else _native(func, args, kwargs, how="left")
 
