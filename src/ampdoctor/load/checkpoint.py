@@ -111,11 +111,14 @@ def _misfits(where: str, missing: list[str], unexpected: list[str], reshaped: li
 
 
 def _hint(missing: list[str], unexpected: list[str]) -> str:
-    for longer, shorter, words in ((unexpected, missing, "file"), (missing, unexpected, "model")):
+    for longer, shorter, one, other in (
+        (unexpected, missing, "file", "model"),
+        (missing, unexpected, "model", "file"),
+    ):
         prefixes = {
             long.removesuffix(short) for short in shorter for long in longer if long.endswith(f".{short}")
         }
         common = [p for p in prefixes if {f"{p}{short}" for short in shorter} <= set(longer)]
         if shorter and common:
-            return f"The {words}'s names start with '{min(common, key=len)}'; the other side's do not."
+            return f"The {one}'s names start with '{min(common, key=len)}'; the {other}'s do not."
     return "Is it the checkpoint of this model, built with the same model.kwargs?"

@@ -31,7 +31,7 @@ def uncompile(model: torch.nn.Module) -> tuple[torch.nn.Module, tuple[str, ...]]
             compiled[path] = None
         if isinstance(module, torch.jit.ScriptModule):
             continue  # Its children cannot be assigned, nor compiled.
-        for name, child in list(module._modules.items()):
+        for name, child in reversed(list(module._modules.items())):  # The first is taken off the end.
             if child is None:
                 continue
             below = f"{path}.{name}" if path else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -26,8 +26,8 @@ def preserved_rng() -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
     # Asking for the state of CUDA's generators would start CUDA.
-    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if started else []
+    has_started: Callable[[], bool] = torch.cuda.is_initialized
+    devices = list(range(torch.cuda.device_count())) if has_started() else []
     with torch.random.fork_rng(devices):
         try:
             yield

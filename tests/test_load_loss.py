@@ -1,0 +1,349 @@
+"""How a batch becomes a loss, and what is said where none comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import UserDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from ampdoctor.config import Config
+from ampdoctor.config.schema import LossBuiltin
+from ampdoctor.errors import LoadError
+from ampdoctor.load.builtin_losses import LOSSES
+from ampdoctor.load.call import call_model
+from ampdoctor.load.loss import NAME_A_LOSS, build_step
+from load_helpers import load_failure, load_in, write
+
+
+class Model(torch.nn.Module):
+    """Returns what it is told, and remembers how it was called."""
+
+    def __init__(self, output: Any = None) -> None:
+        super().__init__()
+        self.output = output
+        self.called: Any = None
+
+
+class TakesOne(Model):
+    def forward(self, x: Any) -> Any:
+        self.called = x
+        return self.output
+
+
+class TakesTwo(Model):
+    def forward(self, x: Any, y: Any = None) -> Any:
+        self.called = (x, y)
+        return self.output
+
+
+@dataclasses.dataclass
+class Record:
+    x: int
+    y: int
+
+
+ONE, TWO = torch.tensor(1.0), torch.tensor(2.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "called"),
+    [
+        (TakesTwo(), {"x": ONE, "y": TWO}, (ONE, TWO)),
+        (TakesTwo(), UserDict(x=ONE, y=TWO), (ONE, TWO)),
+        (TakesTwo(), (ONE, TWO), (ONE, TWO)),
+        (TakesTwo(), [ONE, TWO], (ONE, TWO)),
+        (TakesTwo(), Record(1, 2), (1, 2)),
+        (TakesOne(), ONE, ONE),
+        (TakesOne(), {"x": ONE}, ONE),
+        (TakesOne(), {"image": ONE, "mask": TWO}, {"image": ONE, "mask": TWO}),
+        (TakesOne(), (ONE, TWO), (ONE, TWO)),
+        (TakesOne(), (ONE,), ONE),
+        (TakesOne(), Record(1, 2), Record(1, 2)),
+    ],
+)
+def test_a_model_is_called_as_the_batch_suggests(model: Model, batch: Any, called: Any) -> None:
+    call_model(model, batch)
+    assert model.called == called
+
+
+def test_a_packed_sequence_is_one_argument() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2)])
+    model = TakesOne()
+    call_model(model, packed)
+    assert model.called is packed
+
+
+class TakesKeywords(Model):
+    def forward(self, *, ids: Any, mask: Any) -> Any:
+        return self.output
+
+
+def test_a_batch_with_other_names_is_a_clear_error() -> None:
+    with pytest.raises(LoadError) as caught:
+        call_model(TakesKeywords(), {"ids": ONE, "labels": ONE})
+    assert caught.value.message == (
+        "the batch does not fit the model: TakesKeywords.forward(*, ids: 'Any', mask: 'Any') -> 'Any' "
+        "cannot take a dict with the keys ids, labels"
+    )
+
+
+def test_what_the_model_itself_raises_passes_through() -> None:
+    class Raises(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise TypeError("mine")
+
+    with pytest.raises(TypeError, match=r"^mine$"):
+        call_model(Raises(), ONE)
+
+
+def step_of(loss: Any) -> Callable[[torch.nn.Module, Any], Any]:
+    values: dict[str, Any] = {"model": {"target": "a.py:b"}, "data": {"target": "a.py:b"}, "loss": loss}
+    return build_step(Config.model_validate(values))
+
+
+class HasLoss:
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+
+
+@pytest.mark.parametrize("output", [HasLoss(TWO), {"loss": TWO, "logits": ONE}, TWO, TWO.reshape(1)])
+def test_the_loss_is_found_in_the_output(output: Any) -> None:
+    assert step_of(None)(TakesOne(output), ONE).item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("output", "message", "hint"),
+    [
+        (
+            torch.zeros(8, 10),
+            "the model returned a tensor of shape [8, 10], float32, not a loss",
+            NAME_A_LOSS,
+        ),
+        (
+            {"logits": ONE, "cache": None},
+            "the model returned a dict with the keys logits, cache, not a loss",
+            NAME_A_LOSS,
+        ),
+        (
+            HasLoss(None),
+            "the model returned a HasLoss, not a loss",
+            f"Its loss is None: give the model its labels in the batch. {NAME_A_LOSS}",
+        ),
+        (
+            (torch.zeros(8, 10), ONE),
+            "the model returned a tuple of 2 (a tensor of shape [8, 10], float32, "
+            "a tensor of shape [], float32), not a loss",
+            f"If item 1 is the loss, return it from a function of your own. {NAME_A_LOSS}",
+        ),
+        (
+            HasLoss(torch.zeros(4)),
+            "the model's output.loss gives a tensor of shape [4], float32; a loss is a single number",
+            "Reduce it: loss.mean().",
+        ),
+        (
+            {"loss": 0.5},
+            'the model\'s output["loss"] gives the number 0.5, not a loss tensor',
+            "Return the tensor itself, without .item() or float().",
+        ),
+    ],
+)
+def test_an_output_without_a_loss_says_what_came(output: Any, message: str, hint: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        step_of(None)(TakesOne(output), ONE)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+def test_loss_none_gives_the_outputs(tmp_path: Path) -> None:
+    write(tmp_path, "models.py", "import torch\nclass Net(torch.nn.Identity): pass")
+    workload = load_in(
+        tmp_path, "model: {target: models.py:Net}\ndata: {synthetic: {input: {shape: [2]}}}\nloss: none"
+    )
+    assert workload.forward_only
+    assert workload.step(workload.model, workload.batches[0]) is workload.batches[0]["input"]
+
+
+def builtin(name: str, output: Any, batch: Any, **kwargs: Any) -> torch.Tensor:
+    loss = step_of({"builtin": name, "kwargs": kwargs})(TakesOne(output), batch)
+    assert isinstance(loss, torch.Tensor)
+    return loss
+
+
+X = torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "target", "loss"),
+    [
+        ("mse", torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]), 5.0),
+        ("l1", torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]), 2.0),
+        ("smooth_l1", torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]), 1.5),
+        ("huber", torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]), 1.5),
+        ("cross_entropy", torch.zeros(2, 4), torch.tensor([0, 3]), math.log(4)),
+        ("cross_entropy", torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64), math.log(4)),
+        ("cross_entropy", torch.zeros(2, 4, 3), torch.zeros(2, 3, dtype=torch.int64), math.log(4)),
+        ("nll", torch.tensor([[-2.0, 0.0]]), torch.tensor([0]), 2.0),
+        ("bce", torch.tensor([0.5]), torch.tensor([1]), math.log(2)),
+        ("bce_with_logits", torch.tensor([0.0]), torch.tensor([True]), math.log(2)),
+        ("kl_div", torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]), math.log(2)),
+    ],
+)
+def test_builtin_losses(name: str, output: torch.Tensor, target: torch.Tensor, loss: float) -> None:
+    assert builtin(name, output, (X, target)).item() == pytest.approx(loss, rel=1e-6)
+
+
+def test_every_builtin_of_the_contract_exists() -> None:
+    assert set(LOSSES) == set(get_args(LossBuiltin.model_fields["builtin"].annotation))
+
+
+def test_a_builtin_loss_takes_keyword_arguments() -> None:
+    assert builtin("mse", torch.tensor([1.0, 3.0]), (X, torch.zeros(2)), reduction="sum").item() == 10.0
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"x": X, "labels": TWO},
+        {"image": X, "y": TWO},
+        UserDict(x=X, target=TWO),
+        (X, TWO),
+        [X, TWO],
+    ],
+)
+def test_a_builtin_loss_finds_inputs_and_target(batch: Any) -> None:
+    model = TakesOne(ONE)
+    assert step_of({"builtin": "mse"})(model, batch).item() == 1.0
+    assert model.called is X
+
+
+def test_more_inputs_go_to_the_model_together() -> None:
+    model = TakesTwo(ONE)
+    step_of({"builtin": "mse"})(model, (ONE, TWO, TWO))
+    assert model.called == (ONE, TWO)
+
+
+@pytest.mark.parametrize("output", [{"logits": ONE, "z": TWO}, {"anything": ONE}, (ONE, TWO), [ONE]])
+def test_a_builtin_loss_finds_the_prediction(output: Any) -> None:
+    assert builtin("mse", output, (X, TWO)).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("output", "batch", "message"),
+    [
+        (ONE, ONE, "loss.builtin: the batch is a tensor of shape [], float32"),
+        (ONE, {"x": X, "z": X}, "loss.builtin: the batch, a dict with the keys x, z, names no target"),
+        (ONE, {"y": X}, "loss.builtin: the batch, a dict with the keys y, names no target"),
+        (ONE, (X, [1]), "loss.builtin: the batch's target is a list of 1 (the number 1), not a tensor"),
+        (
+            {"a": ONE, "b": ONE},
+            (X, X),
+            "loss.builtin: the model returned a dict with the keys a, b, "
+            "and no prediction is to be seen in it",
+        ),
+    ],
+)
+def test_a_builtin_loss_says_what_it_misses(output: Any, batch: Any, message: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        builtin("mse", output, batch)
+    assert caught.value.message == message
+
+
+LOSS_CODE = """
+    import torch
+
+    def build_model():
+        return torch.nn.Linear(2, 1)
+
+    def good(model, batch, factor=1.0):
+        return model(batch["x"]).sum() * 0 + factor
+
+    def nothing(model, batch): pass
+    def number(model, batch): return model(batch["x"]).mean().item()
+    def pair(model, batch): return model(batch["x"]).mean(), 3
+    def vector(model, batch): return model(batch["x"]).squeeze(-1)
+    def empty(model, batch): return torch.ones(0)
+    def integer(model, batch): return torch.tensor(3)
+    def one_argument(output): return output
+    def raises(model, batch): raise ZeroDivisionError("mine")
+
+    class Criterion:
+        def __init__(self, model, batch): pass
+    """
+
+
+def loss_config(folder: Path, loss: str) -> str:
+    write(folder, "models.py", LOSS_CODE)
+    return f"""
+        model: {{target: models.py:build_model}}
+        data: {{synthetic: {{x: {{shape: [4, 2]}}}}}}
+        loss: {loss}
+        """
+
+
+def test_a_loss_function_gets_its_kwargs(tmp_path: Path) -> None:
+    workload = load_in(tmp_path, loss_config(tmp_path, "{target: models.py:good, kwargs: {factor: 7}}"))
+    assert workload.step(workload.model, workload.batches[0]).item() == 7.0
+    assert not workload.forward_only
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("nothing", "gives None, not a loss tensor", "Is a `return` missing?"),
+        ("pair", "gives a tuple of 2 (a tensor of shape [], float32, the number 3), not a loss tensor", None),
+        (
+            "vector",
+            "gives a tensor of shape [4], float32; a loss is a single number",
+            "Reduce it: loss.mean().",
+        ),
+        (
+            "empty",
+            "gives a tensor of shape [0], float32; a loss is a single number",
+            "It is empty; is the batch?",
+        ),
+        (
+            "integer",
+            "gives a tensor of shape [], int64, which has no gradient",
+            "A loss is floating point.",
+        ),
+    ],
+)
+def test_a_result_that_is_no_loss(tmp_path: Path, name: str, message: str, hint: str | None) -> None:
+    workload = load_in(tmp_path, loss_config(tmp_path, f"{{target: models.py:{name}}}"))
+    with pytest.raises(LoadError) as caught:
+        workload.step(workload.model, workload.batches[0])
+    assert caught.value.message == f"loss.target: models.py:{name} {message}"
+    assert caught.value.hint == (hint or "Return only the loss, one number.")
+
+
+def test_a_number_without_its_graph_is_no_loss(tmp_path: Path) -> None:
+    workload = load_in(tmp_path, loss_config(tmp_path, "{target: models.py:number}"))
+    with pytest.raises(LoadError, match=r"not a loss tensor$") as caught:
+        workload.step(workload.model, workload.batches[0])
+    assert caught.value.hint == "Return the tensor itself, without .item() or float()."
+
+
+def test_what_the_loss_itself_raises_passes_through(tmp_path: Path) -> None:
+    workload = load_in(tmp_path, loss_config(tmp_path, "{target: models.py:raises}"))
+    with pytest.raises(ZeroDivisionError, match=r"^mine$"):
+        workload.step(workload.model, workload.batches[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "one_argument",
+            "loss.target: models.py:one_argument takes (output): too many positional arguments",
+        ),
+        ("Criterion", "loss.target: models.py:Criterion is the class Criterion"),
+    ],
+)
+def test_a_loss_takes_the_model_and_a_batch(tmp_path: Path, name: str, message: str) -> None:
+    error = load_failure(tmp_path, loss_config(tmp_path, f"{{target: models.py:{name}}}"))
+    assert error.message == message
