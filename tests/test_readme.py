@@ -1,0 +1,63 @@
+"""The README keeps up with the program: every rule, command, config key and file it ought to name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from ampdoctor.config import Config, schema
+from ampdoctor.diagnose.rules import RULES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+CONFIG_BLOCK = next(
+    block for block in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL) if "version: 1" in block
+)
+
+
+def test_every_rule_is_in_the_table() -> None:
+    listed = re.findall(r"^\| (AMP\d{3}) \|", README, re.MULTILINE)
+    assert listed == sorted(rule.code for rule in RULES)
+
+
+def test_every_command_is_in_the_table() -> None:
+    from ampdoctor.cli.main import app
+
+    listed = re.findall(r"^\| `([a-z-]+)[^`]*` \|", README, re.MULTILINE)
+    assert set(listed) == {command.name for command in app.registered_commands}
+
+
+def test_the_config_in_the_readme_is_valid() -> None:
+    config = Config.model_validate(yaml.safe_load(CONFIG_BLOCK))
+    assert config.precision == schema.PrecisionSection()
+    assert config.rules == schema.RulesSection()
+    assert config.limits == schema.LimitsSection()
+
+
+@pytest.mark.parametrize(
+    "section",
+    [Config, schema.ModelSection, schema.PrecisionSection, schema.RulesSection, schema.LimitsSection],
+    ids=lambda section: section.__name__,
+)
+def test_every_key_of_the_config_is_explained(section: type[BaseModel]) -> None:
+    assert [name for name in section.model_fields if f"{name}:" not in CONFIG_BLOCK] == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/DESIGN.md"])
+def test_the_files_it_points_to_exist(document: str) -> None:
+    text = (ROOT / document).read_text()
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    paths = re.findall(r"`((?:tests|docs|src|sample_configs|benchmarks)/[\w./]+)`", text)
+    missing = [link for link in links if not (ROOT / document).parent.joinpath(link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_the_samples_it_scans_exist() -> None:
+    named = set(re.findall(r"sample_configs/\w+\.yaml", README + (ROOT / "Makefile").read_text()))
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
