@@ -178,6 +178,8 @@ class ZeroOrigin:
     """Largest magnitude at this site of the reference; None where the reference has no such site (a cast)."""
     made_by: Step | None
     """For a cast: the op that made the values it rounded to zero."""
+    constant: float | None = None
+    """The smallest nonzero number among the op's arguments: an eps, where it adds one."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _excess_zeros(order: int, look: SecondLook, sites: dict[Site, SiteRecord]) -
         twin = sites.get(site)
         if twin is not None and look.zeros.get(site, 0) > twin.stats.zeros:
             excess = look.zeros[site] - twin.stats.zeros
-            return ZeroOrigin(site, source, excess, twin.stats.absmax, None)
+            return ZeroOrigin(site, source, excess, twin.stats.absmax, None, look.constants.get(order))
     cast = look.casts.get(order)
     if cast is not None and cast.site not in sites:
         return ZeroOrigin(cast.site, source, cast.flushed, None, cast.maker)

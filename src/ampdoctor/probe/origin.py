@@ -113,6 +113,8 @@ class SecondLook(Observer):
         """Order of an op -> its place."""
         self.zeros: dict[Site, int] = {}
         """Zeros at each site that has some."""
+        self.constants: dict[int, float] = {}
+        """Order of an op -> the smallest nonzero number among its arguments: an eps, where it adds one."""
         self.inputs_of: dict[int, tuple[int, ...]] = {}
         """Order of an op -> orders of the ops that made its inputs."""
         self._known: StorageMap[frozenset[int]] = StorageMap()
@@ -168,6 +170,9 @@ class SecondLook(Observer):
         self.sites[order] = sites = self.record(op, place, args, outputs, unrounded)
         self.places[order] = place
         self.inputs_of[order] = tuple(dict.fromkeys(m.order for m in makers))
+        constant = _smallest_scalar(args, kwargs)
+        if constant is not None:
+            self.constants[order] = constant
         self._note_zeros(order, place, sites, tensors, unrounded, makers)
         absorbed = True
         for tensor, site in zip(tensors, sites, strict=True):
@@ -353,6 +358,12 @@ _MOVES_VALUES = frozenset(
     )
 )  # fmt: skip
 """Ops that only move elements: a NaN in their output came in, even where its input was not seen."""
+
+
+def _smallest_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The nonzero number of the least magnitude among an op's arguments; None if it has none."""
+    numbers = [abs(v) for v in flat((args, kwargs)) if isinstance(v, float) and v != 0]
+    return min(numbers, default=None)
 
 
 def _has_nonfinite(tensor: Tensor) -> bool:
