@@ -91,31 +91,34 @@ def test_values_take_the_dtype_of_the_model(tmp_path: Path) -> None:
 
 def test_missing_unknown_and_reshaped_names_are_listed(tmp_path: Path) -> None:
     error = failure(tmp_path, {"weight": torch.zeros(4, 2), "scale": torch.zeros(1)})
-    assert error.message.splitlines() == [
-        "model.checkpoint: w.pt does not fit the model",
-        "  1 missing from the file:",
+    assert error.message == (
+        "model.checkpoint: w.pt does not fit the model: "
+        "1 missing from the file, 1 unknown to the model, 1 of another shape"
+    )
+    assert error.hint.splitlines() == [
+        "Is it the checkpoint of this model, built with the same model.kwargs?",
+        "  missing from the file:",
         "    bias",
-        "  1 unknown to the model:",
+        "  unknown to the model:",
         "    scale",
-        "  1 of another shape:",
+        "  of another shape:",
         "    weight: the file has [4, 2], the model [1, 2]",
     ]
-    assert error.hint == "Is it the checkpoint of this model, built with the same model.kwargs?"
 
 
 def test_ten_names_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
-    lines = failure(
-        tmp_path, {**STATE, **{f"x{n:02}": torch.ones(1) for n in range(13)}}
-    ).message.splitlines()
-    assert lines[1] == "  13 unknown to the model:"
+    error = failure(tmp_path, {**STATE, **{f"x{n:02}": torch.ones(1) for n in range(13)}})
+    assert error.message == "model.checkpoint: w.pt does not fit the model: 13 unknown to the model"
+    lines = error.hint.splitlines()
+    assert lines[1] == "  unknown to the model:"
     assert lines[2:] == [f"    x{n:02}" for n in range(10)] + ["    ... and 3 more"]
 
 
 def test_another_prefix_is_named(tmp_path: Path) -> None:
     error = failure(tmp_path, {f"net.{k}": v for k, v in STATE.items()})
-    assert error.hint == "The file's names start with 'net.'; the model's do not."
+    assert error.hint.splitlines()[0] == "The file's names start with 'net.'; the model's do not."
     error = failure(tmp_path, STATE, torch.nn.Sequential(small()))
-    assert error.hint == "The model's names start with '0.'; the file's do not."
+    assert error.hint.splitlines()[0] == "The model's names start with '0.'; the file's do not."
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ampdoctor.config.schema import Config
 from ampdoctor.errors import ConfigError
 
 INIT_HINT = "`ampdoctor init` writes a config with every key explained."
+OPTIONS_HINT = "Without a config: --model models.py:build_model --data models.py:build_batch"
 DATA_FILES = (".pt", ".pth", ".npz", ".safetensors")
 
 
@@ -69,7 +70,8 @@ def _checked(document: Document) -> Config:
     if config is None or problems:
         subject = document.name or "the command line"
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError(f"{subject} has {count}", INIT_HINT, tuple(problems))
+        hint = INIT_HINT if document.name else OPTIONS_HINT
+        raise ConfigError(f"{subject} has {count}", hint, tuple(problems))
     return config
 
 

@@ -41,8 +41,16 @@ def load_checkpoint(model: torch.nn.Module, file: Path, shown: str) -> None:
     missing = _really_missing(model, state, missing)
     if error and not reshaped:
         raise LoadError(f"{where} does not fit the model: {error}")
-    if missing or unexpected or reshaped:
-        raise LoadError(_misfits(where, missing, unexpected, reshaped), _hint(missing, unexpected))
+    misfits = {
+        "missing from the file": missing,
+        "unknown to the model": unexpected,
+        "of another shape": reshaped,
+    }
+    if any(misfits.values()):
+        counts = ", ".join(f"{len(names)} {what}" for what, names in misfits.items() if names)
+        listing = "\n".join(_listing(what, names) for what, names in misfits.items() if names)
+        advice = _advice(missing, unexpected)
+        raise LoadError(f"{where} does not fit the model: {counts}", f"{advice}\n{listing}")
 
 
 def _state_dict(content: Any, where: str) -> dict[str, Any]:
@@ -95,22 +103,14 @@ def _really_missing(model: torch.nn.Module, state: Mapping[str, Any], missing: l
     return [name for name in missing if name not in own or id(own[name]) not in loaded]
 
 
-def _misfits(where: str, missing: list[str], unexpected: list[str], reshaped: list[str]) -> str:
-    lines = [f"{where} does not fit the model"]
-    for title, names in (
-        ("missing from the file", missing),
-        ("unknown to the model", unexpected),
-        ("of another shape", reshaped),
-    ):
-        if names:
-            lines.append(f"  {len(names)} {title}:")
-            lines += [f"    {name}" for name in names[:10]]
-            if len(names) > 10:
-                lines.append(f"    ... and {len(names) - 10} more")
+def _listing(what: str, names: list[str]) -> str:
+    lines = [f"  {what}:", *(f"    {name}" for name in names[:10])]
+    if len(names) > 10:
+        lines.append(f"    ... and {len(names) - 10} more")
     return "\n".join(lines)
 
 
-def _hint(missing: list[str], unexpected: list[str]) -> str:
+def _advice(missing: list[str], unexpected: list[str]) -> str:
     for longer, shorter, one, other in (
         (unexpected, missing, "file", "model"),
         (missing, unexpected, "model", "file"),

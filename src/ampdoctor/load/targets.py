@@ -16,7 +16,7 @@ from zlib import crc32
 
 from ampdoctor.errors import AmpDoctorError, LoadError
 from ampdoctor.load.describe import describe, listed
-from ampdoctor.load.traceback import OWN_FOLDERS, user_traceback
+from ampdoctor.load.traceback import OWN_FOLDER, user_traceback
 
 # Python has one sys.path and one sys.modules; this is what the latest load put there.
 _paths: list[str] = []
@@ -248,6 +248,6 @@ def _is_users(module: ModuleType) -> bool:
 def _is_users_file(file: Path) -> bool:
     if {"site-packages", "dist-packages"} & set(file.parts):
         return False
-    if any(file.is_relative_to(folder) for folder in OWN_FOLDERS):
+    if file.is_relative_to(OWN_FOLDER):
         return False
     return any(file.is_relative_to(Path(path).resolve()) for path in _paths)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-import ampdoctor
-
-OWN_FOLDERS = tuple(str(Path(folder).resolve()) for folder in ampdoctor.__path__)
+OWN_FOLDER = Path(__file__).resolve().parent.parent
 
 
 def user_traceback(error: BaseException) -> str:
@@ -31,4 +29,4 @@ def _trim(report: traceback.TracebackException) -> None:
 def _is_machinery(filename: str) -> bool:
     if filename.startswith("<frozen importlib") or filename.endswith("importlib/__init__.py"):
         return True
-    return any(Path(filename).is_relative_to(folder) for folder in OWN_FOLDERS)
+    return Path(filename).resolve().is_relative_to(OWN_FOLDER)
