@@ -28,9 +28,14 @@ def births_of(reading: Reading, speaks: Speaks) -> list[JudgedBirth]:
 
 
 def findings_by_place(
-    code: str, title: str, births: Iterable[JudgedBirth], message: Words, remedy: Words
+    code: str,
+    title: str,
+    births: Iterable[JudgedBirth],
+    message: Words,
+    remedy: Words,
+    severity: str = "error",
 ) -> Iterator[Finding]:
-    """One finding per module, op and source line; faults are errors, harmless births are information."""
+    """One finding per module, op and source line; faults weigh ``severity``, harmless births nothing."""
     groups: dict[tuple[str, ...], list[JudgedBirth]] = {}
     for j in births:
         site, source = j.birth.site, j.birth.source
@@ -44,7 +49,7 @@ def findings_by_place(
         again = f" It happens {len(group):,} times here." if len(group) > 1 else ""
         yield Finding(
             code=code,
-            severity="info" if first.standing == HARMLESS else "error",
+            severity="info" if first.standing == HARMLESS else severity,
             title=title,
             module=site.module if site else "",
             op=site.op if site else "",
@@ -102,7 +107,10 @@ def overflow_words(judged: JudgedBirth) -> str:
     name = format_name(birth.dtype)
     fmt = FLOAT_FORMATS.get(birth.dtype)
     end = f"{name} ends at {number(fmt.max)}" if fmt else f"{name} has no such number"
-    if birth.exact_value is not None:
+    if fmt is not None and birth.exact_value is not None and abs(birth.exact_value) < fmt.overflow_at:
+        loudest = max((o.absmax or 0.0 for o in birth.operands), default=0.0)
+        start = f"An operand of {number(loudest)} is rounded to {name} before the op, and {end}."
+    elif birth.exact_value is not None:
         start = f"The exact value is {number(birth.exact_value)}; {end}."
     elif birth.reference_value is not None and birth.site is not None:
         start = f"FP32 has {number(birth.reference_value)} here; {end}."

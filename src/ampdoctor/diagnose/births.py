@@ -15,7 +15,7 @@ FAULT = "fault"
 SILENT = "silent"
 """Was absorbed without a trace of inf or NaN, but the loss or the gradients are wrong for it."""
 CONSEQUENCE = "consequence"
-"""A NaN made of another birth's infinity."""
+"""A NaN made of another birth's infinity, or a further output of the same op call."""
 HARMLESS = "harmless"
 """Low precision only, absorbed, and the outcome agrees with FP32."""
 NATURAL = "natural"
@@ -67,7 +67,7 @@ def _judge(trace: Trace) -> tuple[JudgedBirth, ...]:
         JudgedBirth(b, cause_of(b), _standing(b, births, reach[b.id], harmed[b.batch]), *reach[b.id])
         for b in trace.births
     ]
-    return tuple(_with_silent_fault(_with_last_resort(judged), trace))
+    return tuple(_with_silent_fault(_with_last_resort(_one_per_call(judged)), trace))
 
 
 def headline_of(judged: Sequence[JudgedBirth]) -> JudgedBirth | None:
@@ -122,6 +122,28 @@ def _standing(birth: Birth, births: Mapping[int, Birth], reach: Reach, reference
     if reach[0] or reach[1]:
         return FAULT
     return NATURAL if birth.reference == "same" else HARMLESS
+
+
+def _one_per_call(judged: list[JudgedBirth]) -> list[JudgedBirth]:
+    """An op with several outputs is one fault: the output that comes furthest stands for the call."""
+    best: dict[tuple[int, float, int], JudgedBirth] = {}
+    for j in judged:
+        if j.birth.origin == "op":
+            call = (j.birth.batch, j.birth.loss_scale, j.birth.order)
+            known = best.get(call)
+            if known is None or _distance(j) > _distance(known):
+                best[call] = j
+    stands = {id(j) for j in best.values()}
+    return [
+        _restand(j, CONSEQUENCE)
+        if j.birth.origin == "op" and j.standing in (FAULT, HARMLESS) and id(j) not in stands
+        else j
+        for j in judged
+    ]
+
+
+def _distance(judged: JudgedBirth) -> tuple[bool, bool, int]:
+    return judged.standing == FAULT, judged.reaches_loss, len(judged.reaches_gradients)
 
 
 def _explains(parent: Birth, child: Birth) -> bool:

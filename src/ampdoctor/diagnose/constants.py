@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
-from ampdoctor.facts.trace import Birth
+from ampdoctor.facts.trace import Birth, ZeroOrigin
 
 _CASTS = ("aten::_to_copy", "aten::copy_", "aten::lift_fresh")
 _MAKES_CONSTANTS = ("aten::lift_fresh", "aten::full", "aten::scalar_tensor", "aten::detach", "aten::clone")
 _ADDS = ("aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::baddbmm")
-_NEXT_TO_ONE = ("aten::rsub", "aten::sub", "aten::log1p", "aten::sigmoid", "aten::clamp", "aten::clamp_max")
-_EPS_OPS = ("aten::add", "aten::add_", "aten::clamp_min", "aten::clamp", "aten::maximum", "aten::div")
-_NUMBER = re.compile(r"(?<![\w.])(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)(?![\w.])")
+_EPS_OPS = ("aten::add", "aten::add_", "aten::clamp_min", "aten::clamp", "aten::maximum")
+_DIFFERENCES = ("aten::rsub", "aten::sub")
 
 
 def is_constant_fault(birth: Birth) -> bool:
@@ -28,29 +25,32 @@ def _is_lone_constant(birth: Birth) -> bool:
 
 
 def is_finfo_mask(birth: Birth) -> bool:
-    """True where a sum overflows because one operand holds exactly the format's largest magnitude."""
+    """True where a sum falls below the format because one operand holds exactly its lowest value."""
     fmt = FLOAT_FORMATS.get(birth.dtype)
     op = birth.site.op if birth.site else ""
-    return fmt is not None and op in _ADDS and any(o.absmax == fmt.max for o in birth.operands)
+    below = birth.exact_value is not None and birth.exact_value < 0
+    return fmt is not None and op in _ADDS and below and any(o.absmax == fmt.max for o in birth.operands)
 
 
 def is_vanished_eps(birth: Birth, fmt: FloatFormat) -> bool:
-    """True where the zero came out of an addition whose eps the format rounds to zero."""
-    root = birth.zero_origin
-    if root is None:
+    """True where the zero came out of an op whose eps the format rounds to zero."""
+    root = root_of(birth)
+    if root is None or root.constant is None:
         return False
-    if (
-        root.site.op in _EPS_OPS
-        and root.reference_absmax is not None
-        and root.reference_absmax <= fmt.flush_at
-    ):
-        return True
-    text = root.source.text if root.source else ""
-    return any(0 < float(n) <= fmt.flush_at for n in _NUMBER.findall(text))
+    return root.site.op in _EPS_OPS and root.constant <= fmt.flush_at
 
 
 def rounded_next_to_one(birth: Birth) -> bool:
     """True where the zero is a difference from 1 that rounding closed: 1 - p, log1p(-p), 1 - cos^2."""
-    own = birth.site.op if birth.site else ""
-    root = birth.zero_origin.site.op if birth.zero_origin else ""
-    return own == "aten::log1p" or root in _NEXT_TO_ONE
+    root = root_of(birth)
+    return _is_log1p(birth) or (root is not None and root.site.op in _DIFFERENCES)
+
+
+def root_of(birth: Birth) -> ZeroOrigin | None:
+    """Where the zero was made that the op stumbled over; None for an op that zeros do not trouble."""
+    return None if _is_log1p(birth) else birth.zero_origin
+
+
+def _is_log1p(birth: Birth) -> bool:
+    """log1p is undefined at -1: a one was rounded to, and zeros among its inputs mean nothing."""
+    return birth.site is not None and birth.site.op == "aten::log1p"

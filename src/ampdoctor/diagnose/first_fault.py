@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ampdoctor.diagnose.births import INPUT, JudgedBirth
+from ampdoctor.diagnose.cause import FLUSH
+from ampdoctor.diagnose.constants import root_of
 from ampdoctor.diagnose.report import FirstFault
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.trace import BadTensor, Birth, Pass, Raised, Trace
@@ -57,7 +59,7 @@ def _from_birth(judged: JudgedBirth, trace: Trace) -> FirstFault:
         implicit_cast=birth.implicit_cast,
         constant=birth.constant,
         forward_op=birth.forward_op,
-        root=birth.zero_origin,
+        root=root_of(birth) if judged.cause == FLUSH else None,
         path=birth.path,
         reaches_loss=judged.reaches_loss,
         reaches_gradients=judged.reaches_gradients,

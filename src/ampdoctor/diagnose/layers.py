@@ -106,8 +106,9 @@ def _negative(value: float | None) -> float | None:
 
 
 def _gradient(records: Sequence[SiteRecord], nonzero: Mapping[str, int], scale: float) -> GradientRange:
-    """The module's backward; shares are of the low-precision tensors, where rounding happens."""
+    """The module's backward; shares are of the low-precision tensors, and say nothing once some are NaN."""
     absmax = max((r.stats.absmax for r in records if r.stats.absmax is not None), default=None)
+    nan = sum(r.stats.nan for r in records)
     low = [r for r in records if r.stats.dtype in LOW_PRECISION]
     flushed = total = subnormal = 0
     for r in low:
@@ -118,9 +119,9 @@ def _gradient(records: Sequence[SiteRecord], nonzero: Mapping[str, int], scale: 
             total += nonzero.get(r.site.key, _nonzero(r) + r.stats.flushed)
     return GradientRange(
         absmax / scale if absmax is not None else None,
-        min(flushed / total, 1.0) if total else None,
-        min(subnormal / total, 1.0) if total else None,
-        sum(r.stats.nan for r in records),
+        min(flushed / total, 1.0) if total and not nan else None,
+        min(subnormal / total, 1.0) if total and not nan else None,
+        nan,
         sum(r.stats.inf for r in records),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -21,11 +22,13 @@ from ampdoctor.diagnose.wording import (
 )
 from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.site import Source
-from ampdoctor.facts.trace import OperandFact, Step, ZeroOrigin
+from ampdoctor.facts.trace import OperandFact, Step
 from ampdoctor.render.options import Options
 from ampdoctor.render.words import source_path, words
 
 _MOST_INPUTS = 4
+_LABEL_COLUMNS = 12
+"""What the margin and the label take of a line."""
 _PATH_STEPS = (4, 2)
 """Steps shown from the start and the end of a long path."""
 
@@ -38,7 +41,7 @@ def fault_rows(fault: FirstFault, options: Options) -> list[Row]:
         *_place(fault, options),
         *_value(fault),
         *_inputs(fault),
-        *_root(fault.root, options),
+        *_root(fault, options),
         *_reaches(fault),
     ]
 
@@ -60,7 +63,9 @@ def _place(fault: FirstFault, options: Options) -> Iterator[Row]:
 
 
 def _line(source: Source, options: Options) -> Text:
-    return words((source_path(source, options), "cyan"), "    ", source.text)
+    at = source_path(source, options)
+    fits = len(at) + 4 + len(source.text) < options.width - _LABEL_COLUMNS
+    return Text("    " if fits else "\n  ").join((words((at, "cyan")), words(source.text)))
 
 
 def _value(fault: FirstFault) -> Iterator[Row]:
@@ -70,7 +75,9 @@ def _value(fault: FirstFault) -> Iterator[Row]:
     name = format_name(fault.dtype)
     what = "NaN" if fault.value == "nan" else "inf"
     if fault.cause == "range" and fault.exact_value is not None and fmt is not None:
-        what += f"; exactly {number(fault.exact_value)} ({name} ends at {number(fmt.max)})"
+        held = abs(fault.exact_value) < fmt.overflow_at
+        end = "an operand did not fit" if held else f"{name} ends at {number(fmt.max)}"
+        what += f"; exactly {number(fault.exact_value)} ({end})"
     elif fault.fp32_also_fails:
         what += "; in FP32 too" if not fault.tensor else ""
     elif fault.reference_value is not None:
@@ -111,16 +118,22 @@ def _operand(operand: OperandFact) -> str:
     return f"{operand.dtype} {shape}: {', '.join(facts)}{origin}"
 
 
-def _root(root: ZeroOrigin | None, options: Options) -> Iterator[Row]:
+def _root(fault: FirstFault, options: Options) -> Iterator[Row]:
+    root = fault.root
     if root is None:
         return
     yield "Root", words("became zero in ", (place(root.site.module), "bold"), f"   {root.site.op}")
-    if root.source is not None:
+    if root.source is not None and root.source != fault.source:
         yield "", _line(root.source, options)
+    if root.made_by is not None and root.made_by.source is not None:
+        yield "", words(f"made by {place(root.made_by.module)} {short_op(root.made_by.op)}")
+        yield "", _line(root.made_by.source, options)
 
 
 def _reaches(fault: FirstFault) -> Iterator[Row]:
-    steps = list(_steps(fault.path))
+    # once it is in the loss, that it spreads through the whole backward is no news
+    path = [s for s in fault.path if s.phase == "forward" or not fault.reaches_loss]
+    steps = list(_steps(path))
     first, last = _PATH_STEPS
     if len(steps) > first + last:
         steps = [*steps[:first], "...", *steps[-last:]]
@@ -137,11 +150,14 @@ def _reaches(fault: FirstFault) -> Iterator[Row]:
 
 
 def _steps(path: Sequence[Step]) -> Iterator[str]:
-    """Each op on the path once, with a note where the value becomes NaN."""
-    value = phase = ""
-    for step in path:
-        note = " (becomes NaN)" if step.value == "nan" and value == "inf" else ""
-        backward = " backward" if step.phase == "backward" and phase != "backward" else ""
-        value, phase = step.value, step.phase
-        module = step.module or "top level"
-        yield f"{module} {short_op(step.op)}{backward}{note}"
+    """Each module on the path with its ops, with a note where the value becomes NaN."""
+    value = ""
+    for (phase, module), stay in groupby(path, key=lambda step: (step.phase, step.module)):
+        ops = []
+        for step in stay:
+            note = " (becomes NaN)" if step.value == "nan" and value == "inf" else ""
+            ops.append(short_op(step.op) + note)
+            value = step.value
+        shown = ops if len(ops) <= 3 else [ops[0], "...", ops[-1]]
+        backward = " backward" if phase == "backward" else ""
+        yield f"{module or 'top level'}{backward} {', '.join(shown)}"

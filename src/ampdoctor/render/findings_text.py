@@ -9,20 +9,19 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ampdoctor.diagnose.report import Finding
-from ampdoctor.diagnose.wording import listing, place
-from ampdoctor.render.options import Options
-from ampdoctor.render.words import source_path, words
+from ampdoctor.diagnose.wording import listing, place, source_place
+from ampdoctor.render.words import words
 
 _MOST = 10
 _STYLES = {"error": "red", "warning": "yellow", "info": "dim"}
 
 
-def findings_section(findings: Sequence[Finding], options: Options) -> Group:
+def findings_section(findings: Sequence[Finding]) -> Group:
     """Errors and warnings in full, up to ten; information shortened."""
     urgent = [f for f in findings if f.severity != "info"]
     parts: list[RenderableType] = []
     for finding in urgent[:_MOST]:
-        parts += _in_full(finding, options)
+        parts += _in_full(finding)
     if len(urgent) > _MOST:
         parts.append(words(f"and {len(urgent) - _MOST} more: --format json lists all"))
     by_code: dict[str, list[Finding]] = {}
@@ -33,9 +32,9 @@ def findings_section(findings: Sequence[Finding], options: Options) -> Group:
     return Group(*parts)
 
 
-def _in_full(finding: Finding, options: Options) -> list[RenderableType]:
+def _in_full(finding: Finding) -> list[RenderableType]:
     where = place(finding.module) if finding.module or finding.op else ""
-    at = source_path(finding.source, options) if finding.source else ""
+    at = source_place(finding.source)
     head = words(
         (f"{finding.severity} {finding.code}", _STYLES[finding.severity]),
         " ",

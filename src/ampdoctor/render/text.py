@@ -54,7 +54,8 @@ def document(report: Report, options: Options) -> RenderableType:
 def _header(report: Report, options: Options) -> Text:
     environment = report.environment
     torch = environment.torch_version.partition("+")[0]
-    device = environment.device_name or environment.device
+    on_gpu = environment.device.startswith("cuda") and environment.device_name
+    device = environment.device_name if on_gpu else environment.device
     if environment.emulates:
         device += ", emulating CUDA"
     precision = environment.dtype + ("" if environment.mode == "none" else f" {environment.mode}")
@@ -83,7 +84,7 @@ def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
     if not report.environment.forward_only:
         yield labelled([("Loss scale", _loss_scale(report))])
     if report.findings:
-        yield labelled([("Findings", findings_section(report.findings, options))])
+        yield labelled([("Findings", findings_section(report.findings))])
     if report.layers:
         yield layers_section(report, options)
 

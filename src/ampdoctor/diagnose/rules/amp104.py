@@ -1,4 +1,4 @@
-"""AMP104: division by (or log of) a value that was rounded away
+"""AMP104: meets a value that rounding zeroed
 
 What it means
     A value that is not zero in exact arithmetic became zero by rounding, and
@@ -39,7 +39,7 @@ from collections.abc import Iterable
 from ampdoctor.diagnose.birth_findings import births_of, findings_by_place, samples_sentence, sentence
 from ampdoctor.diagnose.births import JudgedBirth
 from ampdoctor.diagnose.cause import FLUSH
-from ampdoctor.diagnose.constants import is_vanished_eps, rounded_next_to_one
+from ampdoctor.diagnose.constants import is_vanished_eps, root_of, rounded_next_to_one
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
@@ -61,7 +61,7 @@ def _message(reading: Reading, judged: JudgedBirth) -> str:
     backward = f"The backward of {short_op(birth.forward_op) or op}: " if judged.phase == "backward" else ""
     what = f"{backward}{op} meets a value that {reading.fmt_name} rounded away"
     fp32 = f"; FP32 has {number(birth.reference_value)}" if birth.reference_value is not None else ""
-    return f"{what}{fp32}.{_root_words(birth.zero_origin)}{samples_sentence(judged)}"
+    return f"{what}{fp32}.{_root_words(root_of(birth))}{samples_sentence(judged)}"
 
 
 def _root_words(root: ZeroOrigin | None) -> str:
@@ -70,18 +70,22 @@ def _root_words(root: ZeroOrigin | None) -> str:
         return ""
     where = source_place(root.source)
     site = f"{place(root.site.module)}, {short_op(root.site.op)}"
-    return f" It became zero at {where} ({site})." if where else f" It became zero in {site}."
+    made = ""
+    if root.made_by is not None:
+        made = f", made by {short_op(root.made_by.op)} at {source_place(root.made_by.source)}"
+    return f" It became zero {f'at {where} ({site})' if where else f'in {site}'}{made}."
 
 
 def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     birth = judged.birth
     name = format_name(reading.fmt.name)
+    root = root_of(birth)
+    line = source_place(root.source) if root else ""
     if is_vanished_eps(birth, reading.fmt):
         return (
-            f"The eps on this line is 0 in {name}: add it in FP32, or use one that {name} can hold "
-            f"(above {number(reading.fmt.min_subnormal)}, better {number(reading.fmt.min_normal)})."
+            f"The eps of {line or 'this line'} is 0 in {name}: add it in FP32, or use one that {name} can "
+            f"hold (above {number(reading.fmt.min_subnormal)}, better {number(reading.fmt.min_normal)})."
         )
-    line = source_place(birth.zero_origin.source) if birth.zero_origin else ""
     start = f"compute {line or 'the value that became zero'} in FP32"
     if rounded_next_to_one(birth):
         form = _STABLE.get(birth.site.op if birth.site else "", "or use the numerically stable form")
@@ -95,5 +99,5 @@ _STABLE = {
     "aten::log1p": "or work on the logits (logsigmoid)",
 }
 
-CODE, TITLE = "AMP104", "divides by a value that was rounded to zero"
+CODE, TITLE = "AMP104", "meets a value that rounding zeroed"
 RULE = Rule(CODE, TITLE, "error", __doc__ or "", check)

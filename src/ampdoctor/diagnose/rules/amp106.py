@@ -36,7 +36,7 @@ from collections.abc import Iterable, Iterator
 from ampdoctor.diagnose.birth_findings import births_of, findings_by_place, samples_sentence
 from ampdoctor.diagnose.births import JudgedBirth
 from ampdoctor.diagnose.cause import FLUSH, RANGE
-from ampdoctor.diagnose.constants import is_constant_fault, is_finfo_mask, is_vanished_eps
+from ampdoctor.diagnose.constants import is_constant_fault, is_finfo_mask, is_vanished_eps, root_of
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
@@ -102,7 +102,7 @@ def _vanished(reading: Reading) -> Iterable[Finding]:
     """The eps behind a flush: named at its own line, beside the division it failed to guard."""
     seen: set[tuple[str, str]] = set()
     for j in births_of(reading, lambda j: j.cause == FLUSH and is_vanished_eps(j.birth, reading.fmt)):
-        root = j.birth.zero_origin
+        root = root_of(j.birth)
         if root is None or (key := (root.site.module, source_place(root.source))) in seen:
             continue
         seen.add(key)
@@ -113,10 +113,10 @@ def _vanished(reading: Reading) -> Iterable[Finding]:
             module=root.site.module,
             op=root.site.op,
             source=root.source,
-            message=f"The eps added here is 0 in {reading.fmt_name}, which holds nothing at or below "
-            f"{number(reading.fmt.flush_at)}.",
+            message=f"The eps {number(root.constant)} is 0 in {reading.fmt_name}, which keeps nothing at or "
+            f"below {number(reading.fmt.flush_at)}.",
             evidence={
-                "reference_absmax": root.reference_absmax,
+                "constant": root.constant,
                 "zeros": root.zeros,
                 "flush_at": reading.fmt.flush_at,
             },

@@ -9,7 +9,7 @@ What it means
 How it is found
     Backward runs at the configured scale and, if anything is not finite, at
     scale 1 as well. This rule speaks of births that only the higher scale
-    has.
+    has. Severity is warning where another fault comes first.
 
 What to do
     Lower the scale: torch.amp.GradScaler(init_scale=...). A loss computed in
@@ -44,7 +44,8 @@ def check(reading: Reading) -> Iterable[Finding]:
     births = births_of(reading, lambda j: j.phase == "backward" and j.cause == RANGE)
     at_any_scale = {_place(j) for j in births if overflows_at_any_scale(j.birth)}
     only_here = [j for j in births if _place(j) not in at_any_scale]
-    return findings_by_place(CODE, TITLE, only_here, _message, lambda j: _remedy(reading, j))
+    severity = "error" if reading.verdict == "backward-overflow" else "warning"
+    return findings_by_place(CODE, TITLE, only_here, _message, lambda j: _remedy(reading, j), severity)
 
 
 def _place(judged: JudgedBirth) -> tuple[int, str]:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.births import SILENT
 from ampdoctor.diagnose.outcome import GradientDamage, find_pass, is_healthy, lost_fraction
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
@@ -46,6 +47,8 @@ _MOSTLY_FLUSHED = 0.2
 def check(reading: Reading) -> Iterable[Finding]:
     """One finding for the scan: which parameters lose how much, and the backward op where it begins."""
     damage = reading.damage
+    if reading.basis is not None and reading.basis.standing == SILENT:
+        return ()  # an infinity that was absorbed in forward took the gradients with it
     if damage is None or not damage.exceeds(reading.policy.gradient_underflow):
         return ()
     environment = reading.trace.environment

@@ -1,0 +1,31 @@
+"""``ampdoctor explain``: a rule's page, or the list of rules."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated
+
+import typer
+
+from ampdoctor.errors import ConfigError
+
+
+def explain(
+    code: Annotated[str | None, typer.Argument(help="A rule's code, such as AMP101.")] = None,
+) -> None:
+    """Print what a rule means, how it is found and what to do; without a code, list all rules."""
+    from ampdoctor.diagnose.rules import RULES
+
+    if code is None:
+        for rule in RULES:
+            typer.echo(f"{rule.code}  {rule.severity:<7}  {rule.title}")
+        return
+    pages = {rule.code: rule.page for rule in RULES}
+    wanted = code.strip().upper()
+    if wanted.isdigit():
+        wanted = f"AMP{wanted}"
+    if wanted not in pages:
+        near = difflib.get_close_matches(wanted, pages, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"there is no rule {code}", hint=f"{hint}`ampdoctor explain` lists all rules")
+    typer.echo(pages[wanted].strip())

@@ -1,0 +1,115 @@
+"""``main()``: runs a command, and turns whatever it raises into one clear message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ampdoctor.cli import explain, init, report, scan
+from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
+from ampdoctor.errors import AmpDoctorError, ConfigError
+from ampdoctor.version import VERSION
+
+# rich_markup_mode=None: an error is one plain line, the last on stderr, not a drawn box
+app = typer.Typer(
+    name="ampdoctor",
+    help="Finds where a mixed-precision PyTorch run breaks, why, and what to do about it.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("scan")(scan.scan)
+app.command("report")(report.report)
+app.command("explain")(explain.explain)
+app.command("init")(init.init)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ampdoctor {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+) -> None:
+    """Options of every command; ``--debug`` is read by ``main`` itself."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Never returns: ends the process with the documented exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of one command line, its output and its errors written."""
+    debug = "--debug" in arguments
+    try:
+        app(args=list(arguments) or ["--help"], prog_name="ampdoctor", standalone_mode=False)
+        sys.stdout.flush()
+    except Stop as stop:
+        return _fail(stop.reason, stop.code)
+    except AmpDoctorError as error:
+        return _explain(error, debug)
+    except BrokenPipeError:
+        _swallow_stdout()  # the reader of a pipe (head) has seen enough
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted: nothing was measured", FAILED)
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except Exception as error:
+        if isinstance(error, _USAGE_ERROR):
+            return _fail(f"error: {error.format_message()}", USAGE)
+        return _own_bug(error, debug)
+    return OK
+
+
+# ClickException, the class of every wrong command line; newer typers carry their own copy of click inside
+_USAGE_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[-4]
+
+
+def _explain(error: AmpDoctorError, debug: bool) -> int:
+    """Everything the error knows on stderr, the reason last."""
+    if debug:
+        traceback.print_exception(error)
+    elif error.user_traceback:
+        _say(error.user_traceback.rstrip())
+    if isinstance(error, ConfigError):
+        for problem in error.problems:
+            _say(f"  {problem}")
+    if error.hint:
+        _say(f"hint: {error.hint}")
+    return _fail(f"error: {error.message}", error.exit_code)
+
+
+def _own_bug(error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    else:
+        _say("hint: --debug shows the whole traceback")
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    return _fail(f"error: this is a bug in ampdoctor ({what})", FAILED)
+
+
+def _fail(reason: str, code: int) -> int:
+    _say(reason)
+    return code
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _swallow_stdout() -> None:
+    """Nothing more is written to the closed pipe, not even by the interpreter on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,67 @@
+"""Where a document goes: stdout as the terminal can show it, or a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from ampdoctor.diagnose.report import Report
+from ampdoctor.errors import ConfigError
+from ampdoctor.facts.store import write_atomically
+
+_WIDEST = 80
+_NARROWEST = 72
+"""Below this the table's columns no longer fit; the terminal may wrap instead."""
+
+
+def check_format(name: str) -> str:
+    """The name of a known format. Raises ConfigError for another."""
+    from ampdoctor.render import FORMATS
+
+    if name not in FORMATS:
+        raise ConfigError(f"--format {name}: no such format", hint=f"formats: {', '.join(FORMATS)}")
+    return name
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Nothing; ConfigError before the long work for a path that could not be written after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: is a directory", hint="name a file in it")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {path}: there is no directory {folder}")
+    target = path if path.exists() else folder
+    if not os.access(target, os.W_OK):
+        raise ConfigError(f"{option} {path}: no permission to write there")
+
+
+def emit(report: Report, format_name: str, output: Path | None, all_layers: bool) -> None:
+    """Nothing; the report is on stdout, or in the file."""
+    from ampdoctor.render import FORMATS, Options
+
+    to_terminal = output is None and sys.stdout.isatty()
+    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST) if to_terminal else _WIDEST
+    options = Options(
+        width=width,
+        color=to_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
+        unicode=output is not None or _shows_unicode(sys.stdout.encoding),
+        all_layers=all_layers,
+        base=str(Path.cwd()),
+    )
+    document = FORMATS[format_name](report, options)
+    if output is None:
+        sys.stdout.write(document)
+        sys.stdout.flush()
+        return
+    try:
+        write_atomically(output, document.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+def _shows_unicode(encoding: str | None) -> bool:
+    return (encoding or "").lower().replace("-", "").startswith("utf")

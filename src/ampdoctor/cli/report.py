@@ -1,0 +1,54 @@
+"""``ampdoctor report``: a saved trace as a report again. Runs nothing and does not import torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ampdoctor.cli.exits import FAILED, Stop
+from ampdoctor.cli.output import check_format, check_writable, emit
+from ampdoctor.errors import ConfigError
+from ampdoctor.facts.store import TraceFileError, read_trace
+from ampdoctor.facts.trace import Trace
+
+
+def report(
+    trace: Annotated[Path, typer.Argument(help="A trace that `ampdoctor scan --save` wrote.")],
+    config: Annotated[Path | None, typer.Option(help="Take limits and rules from this config.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the report to this file.")
+    ] = None,
+    all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+) -> None:
+    """Print the report of a saved trace, without running anything."""
+    check_format(format_)
+    check_writable(output, "--output")
+    from ampdoctor.diagnose.engine import DEFAULT_POLICY, diagnose
+
+    policy = DEFAULT_POLICY
+    if config is not None:
+        from ampdoctor.cli.policy import policy_of
+        from ampdoctor.config import load_config
+
+        policy = policy_of(load_config(config))
+    result = diagnose(_read(trace), policy)
+    emit(result, format_, output, all_layers)
+    if result.verdict == "not-measured":
+        raise Stop(f"error: nothing was measured: {result.sentence}", FAILED)
+
+
+def _read(path: Path) -> Trace:
+    try:
+        return read_trace(path)
+    except TraceFileError as error:
+        raise ConfigError(str(error), hint="`ampdoctor scan --save trace.json` writes one") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a directory, not a trace") from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {path}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error

@@ -1,0 +1,136 @@
+"""``ampdoctor scan``: load, probe, diagnose, print."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ampdoctor.cli.exits import FAILED, Stop
+from ampdoctor.cli.output import check_format, check_writable, emit
+from ampdoctor.errors import ConfigError
+from ampdoctor.facts.store import write_trace
+from ampdoctor.facts.trace import Trace
+
+if TYPE_CHECKING:
+    from ampdoctor.config import Config
+
+DEFAULT_CONFIG = Path("ampdoctor.yaml")
+
+
+def scan(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Without a config: file.py:name of the model.")] = None,
+    data: Annotated[str | None, typer.Option(help="file.py:name of a batch, or a file of tensors.")] = None,
+    loss: Annotated[str | None, typer.Option(help="file.py:name, a built-in loss's name, or none.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the report to this file.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Keep the trace, for `ampdoctor report` (.json or .json.gz).")
+    ] = None,
+    all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+) -> None:
+    """Find where the first bad value is born, and why.
+
+    Runs the model in FP32 and in low precision, forward and backward, and compares.
+    """
+    check_format(format_)
+    check_writable(output, "--output")
+    check_writable(save, "--save")
+    settings = read_settings(config, model, data, loss, set_ or [])
+    trace = _probe(settings, quiet)
+    if save is not None:
+        _save(trace, save)
+
+    from ampdoctor.cli.policy import policy_of
+    from ampdoctor.diagnose.engine import diagnose
+
+    result = diagnose(trace, policy_of(settings))
+    emit(result, format_, output, all_layers)
+    if trace.interrupted:
+        raise Stop("interrupted: the report covers what was measured until then", FAILED)
+    if result.verdict == "not-measured":
+        raise Stop(f"error: nothing was measured: {result.sentence}", FAILED)
+
+
+def read_settings(
+    config: Path | None, model: str | None, data: str | None, loss: str | None, overrides: list[str]
+) -> Config:
+    """The config from a file, or from the options. Raises ConfigError where neither or both are given."""
+    given = [f"--{name}" for name, value in (("model", model), ("data", data), ("loss", loss)) if value]
+    if config is not None and given:
+        raise ConfigError(
+            f"{given[0]} and a config do not go together",
+            hint=f"change the config's own key: --set {given[0][2:]}.target=file.py:name",
+        )
+    if config is None and not given and DEFAULT_CONFIG.is_file():
+        config = DEFAULT_CONFIG
+    if config is None and not given:
+        raise ConfigError(
+            "nothing to scan: name a config, or a model and its data",
+            hint="ampdoctor scan --model model.py:build_model --data model.py:build_batch, "
+            "or `ampdoctor init` to write a config",
+        )
+
+    from ampdoctor.config import config_from_options, load_config
+
+    if config is not None:
+        return load_config(config, overrides)
+    return config_from_options(model=model, data=data, loss=loss, overrides=overrides)
+
+
+def _probe(settings: Config, quiet: bool) -> Trace:
+    """The trace of what the config describes. The user's prints go to stderr: stdout is the document."""
+    with contextlib.redirect_stdout(sys.stderr), _progress(quiet) as progress:
+        progress("loading", 0, 1)
+        from ampdoctor.load import load
+        from ampdoctor.probe.plan import Plan
+        from ampdoctor.probe.session import probe
+
+        precision = settings.precision
+        plan = Plan(
+            mode=precision.mode,
+            dtype=precision.dtype,
+            device=precision.device,
+            emulate=precision.emulate,
+            loss_scale=precision.loss_scale,
+            seed=settings.seed,
+        )
+        return probe(load(settings), plan, progress)
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr where that is a terminal; otherwise a callback that does nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
+        task = bar.add_task("starting", total=1)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+def _save(trace: Trace, path: Path) -> None:
+    try:
+        write_trace(trace, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
