@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,20 +18,28 @@ class ExponentHistogram:
     zeros: int = 0
     infs: int = 0
     nans: int = 0
+    powers: Mapping[int, int] = field(default_factory=dict)
+    """{exponent: elements that are exactly 2^exponent}, part of ``counts``. They decide ties: FP16 flushes 2^-25
+    itself and keeps all that is larger. Empty where they were not told apart."""
 
     def __add__(self, other: ExponentHistogram) -> ExponentHistogram:
         """The histogram of both tensors together."""
-        counts = dict(self.counts)
-        for exponent, n in other.counts.items():
-            counts[exponent] = counts.get(exponent, 0) + n
         return ExponentHistogram(
-            counts, self.zeros + other.zeros, self.infs + other.infs, self.nans + other.nans
+            _sum(self.counts, other.counts),
+            self.zeros + other.zeros,
+            self.infs + other.infs,
+            self.nans + other.nans,
+            _sum(self.powers, other.powers),
         )
 
     def shift(self, bits: int) -> ExponentHistogram:
         """The histogram of the same values times 2^bits, before any rounding."""
         return ExponentHistogram(
-            {e + bits: n for e, n in self.counts.items()}, self.zeros, self.infs, self.nans
+            {e + bits: n for e, n in self.counts.items()},
+            self.zeros,
+            self.infs,
+            self.nans,
+            {e + bits: n for e, n in self.powers.items()},
         )
 
     @property
@@ -43,32 +52,46 @@ class ExponentHistogram:
         """All elements."""
         return self.nonzero + self.zeros + self.infs + self.nans
 
-    def subnormal(self, fmt: FloatFormat) -> int:
-        """Elements at exponents that the format keeps with fewer bits: min_subnormal/2 .. min_normal."""
-        low, high = _exponent(fmt.flush_at), _exponent(fmt.min_normal)
-        return sum(n for e, n in self.counts.items() if low <= e < high)
-
     def flushed(self, fmt: FloatFormat) -> int:
-        """Nonzero elements below the exponent of ``flush_at``: all of them round to zero."""
-        low = _exponent(fmt.flush_at)
-        return sum(n for e, n in self.counts.items() if e < low)
+        """Nonzero elements that round to zero: those below ``flush_at``, and those exactly there."""
+        low = exponent_of(fmt.flush_at)
+        return sum(n for e, n in self.counts.items() if e < low) + self.powers.get(low, 0)
+
+    def subnormal(self, fmt: FloatFormat) -> int:
+        """Nonzero elements that the format keeps with fewer bits: above ``flush_at``, below ``min_normal``."""
+        low, high = exponent_of(fmt.flush_at), exponent_of(fmt.min_normal)
+        return sum(n for e, n in self.counts.items() if low <= e < high) - self.powers.get(low, 0)
+
+    def overflowed(self, fmt: FloatFormat) -> int:
+        """Finite elements of 2^(max_exponent + 1) and above.
+
+        Those between ``overflow_at`` and that power round past the range as well, and share their exponent
+        with values that do not: ask the tensor's largest magnitude about them.
+        """
+        return sum(n for e, n in self.counts.items() if e > fmt.max_exponent)
 
     def rounded_to(self, fmt: FloatFormat) -> ExponentHistogram:
         """The histogram after rounding to ``fmt``: what is below its range is zero, what is above is inf.
 
         By whole exponents: a value within half a step of the next power of two stays in its own bin.
         """
-        low = _exponent(fmt.flush_at)
+        low = exponent_of(fmt.flush_at)
         kept = {e: n for e, n in self.counts.items() if low <= e <= fmt.max_exponent}
-        above = sum(n for e, n in self.counts.items() if e > fmt.max_exponent)
+        flushed_ties = self.powers.get(low, 0)
+        if flushed_ties:
+            kept[low] -= flushed_ties
         return ExponentHistogram(
-            kept, self.zeros + self.flushed(fmt), self.infs + above, self.nans
+            kept, self.zeros + self.flushed(fmt), self.infs + self.overflowed(fmt), self.nans
         )
 
 
-def _exponent(power_of_two: float) -> int:
-    exponent = 0
-    while power_of_two < 1.0:
-        power_of_two *= 2.0
-        exponent -= 1
-    return exponent
+def exponent_of(magnitude: float) -> int:
+    """e with 2^e <= magnitude < 2^(e+1), for a finite magnitude above zero."""
+    return math.frexp(magnitude)[1] - 1
+
+
+def _sum(a: Mapping[int, int], b: Mapping[int, int]) -> dict[int, int]:
+    total = dict(a)
+    for exponent, n in b.items():
+        total[exponent] = total.get(exponent, 0) + n
+    return total

@@ -28,6 +28,9 @@ class TensorStats:
     overflowed: int | None
     """Elements this very op rounded from finite to inf; None where the value before rounding was not seen."""
     histogram: ExponentHistogram
+    """Of the values before rounding, where those were seen; else of the elements."""
+    absmax_before_rounding: float | None = None
+    """Largest magnitude before rounding; None where that was not seen, or was not finite."""
 
     @property
     def numel(self) -> int:

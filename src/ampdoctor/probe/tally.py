@@ -9,6 +9,7 @@ pooled and counted together.
 from __future__ import annotations
 
 import functools
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -23,8 +24,10 @@ _PATTERNS = 1 << 15
 _LOWEST = -133
 """Exponent of the smallest nonzero upper half of an FP32 number: 2^-126 with 7 mantissa bits below it."""
 _EXPONENTS = 127 - _LOWEST + 1
-_ZERO, _INF, _NAN = _EXPONENTS, _EXPONENTS + 1, _EXPONENTS + 2
-_BINS = _EXPONENTS + 3
+_POWERS = _EXPONENTS
+"""Bins from here on hold the exact powers of two; the ones before, all other values, by exponent."""
+_ZERO, _INF, _NAN = 2 * _EXPONENTS, 2 * _EXPONENTS + 1, 2 * _EXPONENTS + 2
+_BINS = 2 * _EXPONENTS + 3
 _SMALL = 1 << 14
 """Elements up to which a tensor is pooled: there a count of its own (100 us) costs more than its share."""
 _POOL_LIMIT = 1 << 22
@@ -33,21 +36,45 @@ _CHUNK = 1 << 20
 """Elements counted at a time: the masked copy then stays in cache (measured 3x faster than in one piece)."""
 
 
-def _bin_of_pattern(exponent_bits: int) -> Tensor:
-    """The bin of each 15-bit pattern, for a format with this many exponent bits; shape [32768]."""
-    mantissa_bits = 15 - exponent_bits
-    bias = 2 ** (exponent_bits - 1) - 1
-    patterns = torch.arange(_PATTERNS)
-    field, mantissa = patterns >> mantissa_bits, patterns & ((1 << mantissa_bits) - 1)
-    # A subnormal's exponent is that of its leading mantissa bit; frexp gives it exactly.
-    leading = torch.frexp(mantissa.clamp(min=1).double()).exponent.long() - 1
-    exponent = torch.where(field == 0, leading + 1 - bias - mantissa_bits, field - bias)
-    bins = exponent - _LOWEST
-    top = (1 << exponent_bits) - 1
-    bins[(field == top) & (mantissa == 0)] = _INF
-    bins[(field == top) & (mantissa > 0)] = _NAN
-    bins[0] = _ZERO
-    return bins
+@dataclass(frozen=True)
+class _Pattern:
+    """How 15 bits of a number name its bin."""
+
+    exponent_bits: int
+    complete: bool
+    """The bits tell an exact power of two from its neighbours (an FP32 number's upper half does not)."""
+    sticky: bool = False
+    """The lowest bit says whether any bit below the upper half is set, which makes FP32's complete."""
+
+    def bins(self) -> Tensor:
+        """The bin of each pattern; shape [32768]."""
+        mantissa_bits = 15 - self.exponent_bits
+        bias = 2 ** (self.exponent_bits - 1) - 1
+        patterns = torch.arange(_PATTERNS)
+        field, mantissa = patterns >> mantissa_bits, patterns & ((1 << mantissa_bits) - 1)
+        # A subnormal's exponent is that of its leading mantissa bit; frexp gives it exactly.
+        fraction, leading = torch.frexp(mantissa.clamp(min=1).double())
+        exponent = torch.where(field == 0, leading.long() - bias - mantissa_bits, field - bias)
+        bins = exponent - _LOWEST
+        if self.complete:
+            bins[torch.where(field == 0, fraction == 0.5, mantissa == 0)] += _POWERS
+        top = (1 << self.exponent_bits) - 1
+        bins[(field == top) & (mantissa == 0)] = _INF
+        bins[(field == top) & (mantissa > 0)] = _NAN
+        bins[0] = _ZERO
+        return bins
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The patterns of a contiguous 1-d tensor; int16, same length."""
+        halves = flat.view(torch.int16)
+        if flat.dtype != torch.float32:
+            return halves & 0x7FFF
+        upper = halves[1::2] & 0x7FFF  # little-endian: the upper half is the second
+        return upper.bitwise_or_(halves[0::2] != 0) if self.sticky else upper
+
+
+_HALF, _BRAIN = _Pattern(5, True), _Pattern(8, True)
+_SINGLE, _SINGLE_STICKY = _Pattern(8, False), _Pattern(8, True, sticky=True)
 
 
 @dataclass
@@ -72,10 +99,10 @@ class Tally:
         self._counts: dict[int, Tensor] = {}
         self._nonzero: dict[int, Tensor] = {}
         self._unrounded_ranges: dict[int, Tensor] = {}
-        self._pools: dict[tuple[torch.device, int], list[tuple[int, Tensor]]] = {}
-        self._pooled: dict[tuple[torch.device, int], int] = {}
+        self._pools: dict[_Key, list[tuple[int, Tensor]]] = {}
+        self._pooled: dict[_Key, int] = {}
         self._pool_counts: list[tuple[list[int], Tensor]] = []
-        self._bins: dict[tuple[torch.device, int], Tensor] = {}
+        self._bins: dict[_Key, Tensor] = {}
 
     def add(self, output: Tensor, unrounded: Tensor | None) -> int:
         """The row number of ``output``, a dense floating-point tensor, now counted.
@@ -119,32 +146,33 @@ class Tally:
         return row
 
     def _count(self, row: int, x: Tensor) -> None:
-        if x.dtype not in _EXPONENT_BITS:
+        if x.dtype not in _COUNTED:
             # float64 and the 8-bit formats: rare, and small enough to go through FP32's exponents.
             x = x.float()
-        exponent_bits = _EXPONENT_BITS[x.dtype]
         flat = x.detach().contiguous().view(-1)
-        halves = flat.view(torch.int16)
         if x.dtype == torch.float32:
-            halves = halves[1::2]  # little-endian: the upper half is the second
-        key = (x.device, exponent_bits)
+            # Only a value that is about to be rounded needs its ties told apart (a third more work).
+            pattern = _SINGLE_STICKY if self._rows[row].rounded_from else _SINGLE
+        else:
+            pattern = _HALF if x.dtype == torch.float16 else _BRAIN
+        key = (x.device, pattern)
         if flat.numel() <= _SMALL:
-            self._pools.setdefault(key, []).append((row, halves & 0x7FFF))
+            self._pools.setdefault(key, []).append((row, pattern.of(flat)))
             self._pooled[key] = self._pooled.get(key, 0) + flat.numel()
             if self._pooled[key] >= _POOL_LIMIT:
                 self._drain(key)
             return
-        patterns = _count_patterns(halves)
+        patterns = _count_patterns(flat, pattern)
         total = torch.zeros(_BINS, dtype=patterns.dtype, device=x.device)
         self._counts[row] = total.index_add_(0, self._bin_table(key), patterns)
 
-    def _bin_table(self, key: tuple[torch.device, int]) -> Tensor:
+    def _bin_table(self, key: _Key) -> Tensor:
         table = self._bins.get(key)
         if table is None:
-            table = self._bins[key] = _bin_of_pattern(key[1]).to(key[0])
+            table = self._bins[key] = key[1].bins().to(key[0])
         return table
 
-    def _drain(self, key: tuple[torch.device, int]) -> None:
+    def _drain(self, key: _Key) -> None:
         pool = self._pools.pop(key, [])
         self._pooled[key] = 0
         if not pool:
@@ -181,23 +209,28 @@ class Tally:
         return stats
 
 
-_EXPONENT_BITS = {torch.float16: 5, torch.bfloat16: 8, torch.float32: 8}
+_Key = tuple[torch.device, _Pattern]
+_COUNTED = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def _range(x: Tensor) -> Tensor:
     """[min, max] of x in float64, on x's device; NaN if any element is."""
-    low, high = torch.aminmax(x.detach() if x.dtype in _EXPONENT_BITS else x.detach().double())
+    low, high = torch.aminmax(x.detach() if x.dtype in _COUNTED else x.detach().double())
     return torch.stack((low, high)).double()
 
 
-def _count_patterns(halves: Tensor) -> Tensor:
-    """How often each 15-bit pattern occurs among 16-bit ``halves``; int64 [32768]."""
-    chunks = halves.split(_CHUNK)
-    if halves.device.type != "cpu" or len(chunks) == 1:
-        counts = [_bincount(chunk & 0x7FFF, _PATTERNS) for chunk in chunks]
+def _count_patterns(flat: Tensor, pattern: _Pattern) -> Tensor:
+    """How often each 15-bit pattern occurs in a contiguous 1-d tensor; int64 [32768]."""
+
+    def count(chunk: Tensor) -> Tensor:
+        return _bincount(pattern.of(chunk), _PATTERNS)
+
+    chunks = flat.split(_CHUNK)
+    if flat.device.type != "cpu" or len(chunks) == 1:
+        counts = [count(chunk) for chunk in chunks]
     else:
         # bincount runs on one core; torch lets go of the interpreter while it does.
-        counts = list(_workers().map(lambda chunk: _bincount(chunk & 0x7FFF, _PATTERNS), chunks))
+        counts = list(_workers().map(count, chunks))
     return counts[0] if len(counts) == 1 else torch.stack(counts).sum(0)
 
 
@@ -211,7 +244,13 @@ def _upcast(source: TensorStats, row: _Row) -> TensorStats:
     if source.flushed is not None:
         histogram = histogram.rounded_to(FLOAT_FORMATS[source.dtype])
     return replace(
-        source, dtype=row.dtype, shape=row.shape, flushed=None, overflowed=None, histogram=histogram
+        source,
+        dtype=row.dtype,
+        shape=row.shape,
+        flushed=None,
+        overflowed=None,
+        histogram=histogram,
+        absmax_before_rounding=None,
     )
 
 
@@ -242,13 +281,13 @@ def _stats(
     if row.empty or counts is None:
         return TensorStats(row.dtype, row.shape, None, None, None, 0, 0, 0, None, None, ExponentHistogram())
     low, high = value_range
-    histogram = ExponentHistogram(
-        {i + _LOWEST: n for i, n in enumerate(counts[:_EXPONENTS]) if n},
-        counts[_ZERO],
-        counts[_INF],
-        counts[_NAN],
-    )
-    finite = all(abs(v) != float("inf") and v == v for v in (low, high))
+    powers = {i + _LOWEST: n for i, n in enumerate(counts[_POWERS:_ZERO]) if n}
+    by_exponent = dict(powers)
+    for i, n in enumerate(counts[:_POWERS]):
+        if n:
+            by_exponent[i + _LOWEST] = by_exponent.get(i + _LOWEST, 0) + n
+    histogram = ExponentHistogram(by_exponent, counts[_ZERO], counts[_INF], counts[_NAN], powers)
+    finite = math.isfinite(low) and math.isfinite(high)
     absmax = max(abs(low), abs(high)) if finite else None
     if row.histogram_of_output or nonzero is None or unrounded_range is None:
         return TensorStats(
@@ -260,6 +299,7 @@ def _stats(
     return TensorStats(
         row.dtype, row.shape, low, high, absmax, histogram.nans, histogram.infs + overflowed, zeros,
         max(0, zeros - histogram.zeros), overflowed, histogram,
+        max(abs(v) for v in unrounded_range) if all(map(math.isfinite, unrounded_range)) else None,
     )  # fmt: skip
 
 
@@ -270,5 +310,4 @@ def _overflowed(histogram: ExponentHistogram, unrounded_range: list[float], dtyp
     representable values: such a tensor counts as one overflow there, until the second look counts it.
     """
     fmt = FLOAT_FORMATS[dtype]
-    beyond = sum(n for e, n in histogram.counts.items() if e > fmt.max_exponent)
-    return max(beyond, 1 if max(abs(v) for v in unrounded_range) >= fmt.overflow_at else 0)
+    return max(histogram.overflowed(fmt), 1 if max(abs(v) for v in unrounded_range) >= fmt.overflow_at else 0)
