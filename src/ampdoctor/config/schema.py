@@ -237,7 +237,7 @@ class LimitsSection(Section):
     """Where a figure becomes a finding. Any other key is a glob over module paths with limits of its own."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, LayerLimits] = Field(init=False)
+    __pydantic_extra__: dict[str, LayerLimits]
 
     headroom_bits: Annotated[Number, Field(ge=0)] = 1.0
     """Least distance to the largest value, in bits."""
@@ -310,7 +310,7 @@ class Config(Section):
     """Seeds python, numpy and torch before the model is built, before the data, and before every pass."""
     rules: RulesSection = Field(default_factory=RulesSection)
     """Which rules run."""
-    limits: LimitsSection = Field(default_factory=LimitsSection)
+    limits: LimitsSection = Field(default_factory=lambda: LimitsSection.model_validate({}))
     """Where a figure becomes a finding."""
     gate: GateSection = Field(default_factory=GateSection)
     """What fails a build."""
