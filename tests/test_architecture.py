@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ampdoctor.config import load_config
+from ampdoctor.facts.store import write_trace
+from case_runner import run_config
+
 SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "ampdoctor"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -152,3 +156,25 @@ def test_importing_it_does_not_import_torch(statement: str) -> None:
     code = f"import sys; {statement}; assert 'torch' not in sys.modules, 'torch came along'"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def run_without_torch(*arguments: str) -> str:
+    """The output of a command line; fails where it did not end well or torch was imported."""
+    code = (
+        "import sys; from ampdoctor.cli.main import run; status = run(sys.argv[1:]); "
+        "assert status == 0, status; assert 'torch' not in sys.modules, 'torch came along'"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_explain_runs_without_torch() -> None:
+    assert "AMP101" in run_without_torch("explain", "AMP101")
+
+
+def test_report_runs_without_torch(tmp_path: Path) -> None:
+    trace, _ = run_config(load_config(PACKAGE.parent.parent / "sample_configs" / "t5_ffn_overflow.yaml"))
+    write_trace(trace, tmp_path / "trace.json")
+    assert "blocks.1.ff.wo" in run_without_torch("report", str(tmp_path / "trace.json"))
