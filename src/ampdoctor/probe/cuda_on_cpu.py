@@ -1,6 +1,15 @@
 """CUDA's mixed-precision behaviour on a CPU: its autocast op lists, and tensor-core rounding."""
 
+from ampdoctor.probe.cuda_autocast_calls import requested_autocast
 from ampdoctor.probe.cuda_autocast_policy import EmulatedRefusal, cuda_autocast_policy
+from ampdoctor.probe.decomposed_rnns import decomposed_rnns
 from ampdoctor.probe.tensor_core_rounding import Emulated, run_like_cuda
 
-__all__ = ["Emulated", "EmulatedRefusal", "cuda_autocast_policy", "run_like_cuda"]
+__all__ = [
+    "Emulated",
+    "EmulatedRefusal",
+    "cuda_autocast_policy",
+    "decomposed_rnns",
+    "requested_autocast",
+    "run_like_cuda",
+]

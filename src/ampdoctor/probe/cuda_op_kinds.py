@@ -61,30 +61,30 @@ def _words(text: str) -> frozenset[str]:
 
 _MOVES = _words(
     """
-    _assert_async _assert_tensor_metadata _functional_assert_async _has_same_storage_numel _is_all_true
-    _is_any_true _lazy_clone _local_scalar_dense _pack_padded_sequence _pad_packed_sequence _pin_memory
-    _reshape_alias _reshape_copy _resize_output _resize_output_ _stack _to_dense _to_sparse _unique
-    _unique2 _unsafe_index _unsafe_masked_index _unsafe_view _chunk_cat _foreach_zero _foreach_clone
-    _foreach_neg _foreach_abs _foreach_max _foreach_maximum _foreach_minimum _foreach_sign _foreach_ceil
-    _foreach_floor _foreach_round _foreach_trunc _fused_sdp_choice
-    _amp_foreach_non_finite_check_and_unscale _amp_update_scale abs adaptive_max_pool2d
-    adaptive_max_pool3d all allclose amax amin aminmax _aminmax any argmax argmin argsort
-    as_strided_scatter bitwise_and bitwise_not bitwise_or bitwise_xor block_diag bucketize bincount cat
-    ceil channel_shuffle clone complex constant_pad_nd contiguous copysign count_nonzero cummax cummin
-    _cummax_helper _cummin_helper diag_embed diagonal_scatter embedding empty empty_like empty_strided eq
-    equal fill flip floor fmax fmin frexp full full_like gather ge gt heaviside index index_copy
-    index_fill index_select is_same_size isfinite isin isinf isnan isneginf isposinf kthvalue le lift
-    lift_fresh lift_fresh_copy logical_and logical_not logical_or logical_xor lt masked_fill
+    abs adaptive_max_pool2d adaptive_max_pool3d all allclose amax amin aminmax _aminmax
+    _amp_foreach_non_finite_check_and_unscale _amp_update_scale any argmax argmin argsort
+    as_strided_scatter _assert_async _assert_tensor_metadata bincount bitwise_and bitwise_not bitwise_or
+    bitwise_xor block_diag bucketize cat ceil channel_shuffle _chunk_cat clone complex constant_pad_nd
+    contiguous copysign count_nonzero cummax _cummax_helper cummin _cummin_helper diag_embed
+    diagonal_backward diagonal_scatter embedding empty empty_like empty_strided eq equal fill flip floor
+    fmax fmin _foreach_abs _foreach_ceil _foreach_clone _foreach_floor _foreach_max _foreach_maximum
+    _foreach_minimum _foreach_neg _foreach_round _foreach_sign _foreach_trunc _foreach_zero frexp full
+    full_like _functional_assert_async _fused_sdp_choice gather ge gt _has_same_storage_numel heaviside
+    index index_copy index_fill index_select _is_all_true _is_any_true is_coalesced is_pinned is_same_size
+    is_set_to isfinite isin isinf isnan isneginf isposinf kthvalue _lazy_clone le lift lift_fresh
+    lift_fresh_copy _local_scalar_dense logical_and logical_not logical_or logical_xor lt masked_fill
     masked_scatter masked_select max max_pool2d_with_indices max_pool3d_with_indices max_unpool2d
     max_unpool3d maximum median min minimum mode nan_to_num nanmedian narrow_copy ne neg new_empty
     new_empty_strided new_full new_ones new_zeros nextafter nonzero nonzero_static ones ones_like
-    pixel_shuffle pixel_unshuffle positive put reflection_pad1d reflection_pad2d reflection_pad3d relu
-    repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d resize resize_as roll
-    rot90 round scalar_tensor scatter searchsorted select_backward select_scatter set sgn sign signbit
-    slice_backward slice_scatter diagonal_backward sort stack take threshold_backward topk tril triu trunc
-    unfold_copy unique_consecutive unique_dim unsafe_split unsafe_split_with_sizes upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    _upsample_nearest_exact3d where zero zeros zeros_like
+    _pack_padded_sequence _pad_packed_sequence _pin_memory pixel_shuffle pixel_unshuffle positive put
+    reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave replication_pad1d
+    replication_pad2d replication_pad3d _reshape_alias _reshape_copy resize resize_as _resize_output
+    _resize_output_ roll rot90 round scalar_tensor scatter searchsorted select_backward select_scatter set
+    sgn sign signbit slice_backward slice_scatter sort _stack stack take threshold_backward _to_dense
+    _to_sparse topk tril triu trunc unfold_copy _unique _unique2 unique_consecutive unique_dim
+    _unsafe_index _unsafe_masked_index unsafe_split unsafe_split_with_sizes _unsafe_view
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d where zero zeros zeros_like
     """
 )
 """By base name: each value they make was among their inputs (up to sign), is exact, or is no half number."""
@@ -107,8 +107,8 @@ _NEITHER = _words(
     special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta triangular_solve
     """
 )
-"""No half kernel on CUDA nor on the CPU, whose error is then the right answer: cuSOLVER and MAGMA have no half
-precision, the others exist for float and double only. (PyTorch's own op database says so for each.)"""
+"""No half kernel on CUDA nor on the CPU, whose error is then the right answer: cuSOLVER and MAGMA have no
+half precision, the others exist for float and double only. (PyTorch's own op database says so for each.)"""
 
 _CPU_ONLY = _words("angle histc igamma igammac")
 """A half kernel on the CPU and none on CUDA, by the same source: refused in CUDA's place."""
@@ -176,7 +176,7 @@ def _arithmetic(func: OpOverload, namespace: str, base: str) -> Arithmetic:
     schema = func._schema
     if namespace != "aten":
         return Arithmetic.MOVES
-    if base in ("_to_copy", "copy", "_foreach_copy"):
+    if base in ("_to_copy", "to", "copy"):
         return Arithmetic.CASTS
     if base in _NEITHER:
         return Arithmetic.FAILS
