@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 import yaml
-from ampdoctor.diagnose.engine import diagnose
-from ampdoctor.probe.session import probe
 from torch import nn
 
 from ampdoctor.config import Config
+from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.report import Report
 from ampdoctor.facts.trace import Pass, Trace
 from ampdoctor.load import load
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.session import probe
 
 CASES = Path(__file__).parent / "cases"
 
