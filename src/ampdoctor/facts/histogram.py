@@ -19,8 +19,8 @@ class ExponentHistogram:
     infs: int = 0
     nans: int = 0
     powers: Mapping[int, int] = field(default_factory=dict)
-    """{exponent: elements that are exactly 2^exponent}, part of ``counts``. They decide ties: FP16 flushes 2^-25
-    itself and keeps all that is larger. Empty where they were not told apart."""
+    """{exponent: elements that are exactly 2^exponent}, part of ``counts``. They decide ties: FP16 flushes
+    2^-25 itself and keeps all that is larger. Empty where they were not told apart."""
 
     def __add__(self, other: ExponentHistogram) -> ExponentHistogram:
         """The histogram of both tensors together."""
@@ -58,7 +58,7 @@ class ExponentHistogram:
         return sum(n for e, n in self.counts.items() if e < low) + self.powers.get(low, 0)
 
     def subnormal(self, fmt: FloatFormat) -> int:
-        """Nonzero elements that the format keeps with fewer bits: above ``flush_at``, below ``min_normal``."""
+        """Nonzero elements kept with fewer bits: above ``flush_at``, below ``min_normal``."""
         low, high = exponent_of(fmt.flush_at), exponent_of(fmt.min_normal)
         return sum(n for e, n in self.counts.items() if low <= e < high) - self.powers.get(low, 0)
 

@@ -24,9 +24,9 @@ class TensorStats:
     """Elements that are +inf or -inf."""
     zeros: int
     flushed: int | None
-    """Elements this very op rounded from nonzero to zero; None where the value before rounding was not seen."""
+    """Elements this op rounded from nonzero to zero; None where the value before was not seen."""
     overflowed: int | None
-    """Elements this very op rounded from finite to inf; None where the value before rounding was not seen."""
+    """Elements this op rounded from finite to inf; None where the value before was not seen."""
     histogram: ExponentHistogram
     """Of the values before rounding, where those were seen; else of the elements."""
     absmax_before_rounding: float | None = None

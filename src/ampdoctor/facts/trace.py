@@ -95,7 +95,7 @@ class SiteRecord:
 
 @dataclass(frozen=True)
 class ParameterGradient:
-    """What one parameter's gradient was, unscaled, against the reference's. None: the figure does not exist."""
+    """One parameter's gradient, unscaled, against the reference's. None: the figure does not exist."""
 
     name: str
     numel: int

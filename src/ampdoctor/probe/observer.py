@@ -92,7 +92,7 @@ class Locator:
             place = Place(self.phase, self.modules.current, user_line(in_backward=self.phase == "backward"))
             if self.phase == "forward" or self.modules.running:
                 # The op's autograd node is made before the op runs, and took the number before this one.
-                number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+                number = torch.autograd._get_sequence_nr() - 1
                 self._forward.setdefault(number, (place.module, place.line, op_name, order))
             return place
         if self.modules.running:
@@ -194,13 +194,15 @@ class Observer(TorchDispatchMode):
                 nth = self._nth.get(key, 0)
                 self._nth[key] = nth + 1
             site = Site(place.phase, place.module, op.name, nth, i)
-            row = self._count(op, args, tensor, unrounded.get(id(tensor)))
+            row = self._count(op, place, args, tensor, unrounded.get(id(tensor)))
             implicit = self._autocasts and op.name == "aten::_to_copy" and not line_converts(place)
             self._records.append((site, self.order - 1, row, place, implicit))
             sites.append(site)
         return sites
 
-    def _count(self, op: Op, args: tuple[Any, ...], tensor: Tensor, unrounded: Tensor | None) -> int:
+    def _count(
+        self, op: Op, place: Place, args: tuple[Any, ...], tensor: Tensor, unrounded: Tensor | None
+    ) -> int:
         """The tally's row of an output; a wider copy of a tensor just counted is not counted again."""
         if op.name == "aten::_to_copy" and isinstance(args[0], Tensor):
             source = args[0]
@@ -212,7 +214,8 @@ class Observer(TorchDispatchMode):
                 and tensor.dtype in (torch.float32, torch.float64)
             ):
                 return self.tally.add_upcast(tensor, known[1])
-        row = self.tally.add(tensor, unrounded)
+        # What a loss scale would do to backward is read from its histograms, ties and all.
+        row = self.tally.add(tensor, unrounded, ties=place.phase == "backward")
         self._rows.put(tensor, (_identity(tensor), row))
         return row
 

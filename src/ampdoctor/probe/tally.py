@@ -83,8 +83,10 @@ class _Row:
 
     dtype: str
     shape: tuple[int, ...]
-    rounded_from: bool
-    histogram_of_output: bool
+    rounded: bool
+    """The value before rounding was seen, and the histogram is of that."""
+    ties: bool
+    """... and tells ties apart."""
     empty: bool
     same_as: int | None = None
     """The row of the tensor that this one is a wider copy of."""
@@ -104,11 +106,12 @@ class Tally:
         self._pool_counts: list[tuple[list[int], Tensor]] = []
         self._bins: dict[_Key, Tensor] = {}
 
-    def add(self, output: Tensor, unrounded: Tensor | None) -> int:
+    def add(self, output: Tensor, unrounded: Tensor | None, ties: bool = False) -> int:
         """The row number of ``output``, a dense floating-point tensor, now counted.
 
         ``unrounded`` is the FP32 value that was rounded to give ``output``, where it is at hand: the
-        histogram is then taken from it, and flushed and overflowed elements are counted.
+        histogram is then taken from it, and flushed and overflowed elements are counted. With ``ties`` that
+        histogram tells exact powers of two apart, for a third more work.
         """
         row = len(self._rows)
         if output.is_complex():
@@ -122,7 +125,7 @@ class Tally:
                 str(output.dtype).removeprefix("torch."),
                 tuple(output.shape),
                 unrounded is not None,
-                unrounded is None,
+                unrounded is not None and ties,
                 empty,
             )
         )
@@ -131,7 +134,8 @@ class Tally:
             return row
         self._ranges.append(_range(output))
         if unrounded is not None:
-            self._nonzero[row] = torch.count_nonzero(output)
+            if not ties:
+                self._nonzero[row] = torch.count_nonzero(output)
             self._unrounded_ranges[row] = _range(unrounded)
         self._count(row, counted)
         return row
@@ -140,7 +144,7 @@ class Tally:
         """The row number of ``output``, which holds the values of row ``source`` in a wider dtype."""
         row = len(self._rows)
         self._rows.append(
-            _Row(str(output.dtype).removeprefix("torch."), tuple(output.shape), False, True, False, source)
+            _Row(str(output.dtype).removeprefix("torch."), tuple(output.shape), False, False, False, source)
         )
         self._ranges.append(self._ranges[source])
         return row
@@ -151,8 +155,7 @@ class Tally:
             x = x.float()
         flat = x.detach().contiguous().view(-1)
         if x.dtype == torch.float32:
-            # Only a value that is about to be rounded needs its ties told apart (a third more work).
-            pattern = _SINGLE_STICKY if self._rows[row].rounded_from else _SINGLE
+            pattern = _SINGLE_STICKY if self._rows[row].ties else _SINGLE
         else:
             pattern = _HALF if x.dtype == torch.float16 else _BRAIN
         key = (x.device, pattern)
@@ -289,12 +292,15 @@ def _stats(
     histogram = ExponentHistogram(by_exponent, counts[_ZERO], counts[_INF], counts[_NAN], powers)
     finite = math.isfinite(low) and math.isfinite(high)
     absmax = max(abs(low), abs(high)) if finite else None
-    if row.histogram_of_output or nonzero is None or unrounded_range is None:
+    if not row.rounded or unrounded_range is None:
         return TensorStats(
             row.dtype, row.shape, low, high, absmax, histogram.nans, histogram.infs, histogram.zeros,
             None, None, histogram,
         )  # fmt: skip
-    zeros = histogram.total - nonzero
+    if nonzero is None:
+        zeros = histogram.zeros + histogram.flushed(FLOAT_FORMATS[row.dtype])
+    else:
+        zeros = histogram.total - nonzero
     overflowed = 0 if finite else _overflowed(histogram, unrounded_range, row.dtype)
     return TensorStats(
         row.dtype, row.shape, low, high, absmax, histogram.nans, histogram.infs + overflowed, zeros,
