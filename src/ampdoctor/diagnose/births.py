@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ampdoctor.diagnose.cause import GENUINE, cause_of
 from ampdoctor.diagnose.inferred import inferred_birth
@@ -33,11 +33,18 @@ class JudgedBirth:
     standing: str
     reaches_loss: bool
     reaches_gradients: tuple[str, ...]
+    recomputed: bool = False
+    """A forward op run again inside backward (activation checkpointing): no loss scale acts on it."""
 
     @property
     def is_sick(self) -> bool:
         """Explains a non-finite loss or gradient."""
         return self.standing in (FAULT, INPUT) and (self.reaches_loss or bool(self.reaches_gradients))
+
+    @property
+    def in_forward(self) -> bool:
+        """Of the forward's ops, be it on their second run."""
+        return self.phase == "forward" or self.recomputed
 
     @property
     def phase(self) -> str:
@@ -63,8 +70,15 @@ def _judge(trace: Trace) -> tuple[JudgedBirth, ...]:
     births = {birth.id: birth for birth in trace.births}
     reach = _reach(births)
     harmed = {batch: _harmed(trace, batch) for batch in {b.batch for b in trace.births}}
+    recomputed = {r.site for p in trace.passes for r in p.sites if r.recomputed}
     judged = [
-        JudgedBirth(b, cause_of(b), _standing(b, births, reach[b.id], harmed[b.batch]), *reach[b.id])
+        JudgedBirth(
+            b,
+            cause_of(b),
+            _standing(b, births, reach[b.id], harmed[b.batch]),
+            *reach[b.id],
+            recomputed=b.site in recomputed,
+        )
         for b in trace.births
     ]
     return tuple(_with_silent_fault(_with_last_resort(_one_per_call(judged)), trace))
@@ -189,4 +203,4 @@ def _with_silent_fault(judged: list[JudgedBirth], trace: Trace) -> list[JudgedBi
 
 
 def _restand(judged: JudgedBirth, standing: str) -> JudgedBirth:
-    return JudgedBirth(judged.birth, judged.cause, standing, judged.reaches_loss, judged.reaches_gradients)
+    return replace(judged, standing=standing)

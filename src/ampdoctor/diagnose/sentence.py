@@ -29,14 +29,19 @@ def sentence_of(reading: Reading, fault: FirstFault | None) -> str:
             return _bad_input(reading)
         case "raises":
             raised = reading.raised.raised if reading.raised else None
-            what = f"{raised.type}: {first_line(raised.message)}" if raised else "an exception"
+            what = "an exception"
+            if raised is not None:
+                kind = "" if raised.emulated_refusal else f"{raised.type}: "
+                what = kind + first_line(raised.message)
             return f"RAISES in {name} only. {where}: {what}"
         case "forward-overflow" if reading.basis is None and fault is not None:
             return f"OVERFLOW in forward. {where} uses {number(fault.constant)}, which {name} cannot hold."
         case "forward-overflow" if reading.basis is not None and reading.basis.standing == SILENT:
             return f"OVERFLOW in forward, silently. {where} leaves the {name} range; the loss is wrong."
         case "forward-overflow":
-            return f"OVERFLOW in forward. {where} leaves the {name} range; FP32 is fine."
+            again = "forward, recomputed in backward" if fault and fault.phase == "backward" else "forward"
+            held = format_name(fault.dtype) if fault else name
+            return f"OVERFLOW in {again}. {where} leaves the {held} range; FP32 is fine."
         case "forward-underflow":
             return f"ROUNDED TO ZERO. {_op_in(fault)} needs a value that {name} made zero; FP32 is fine."
         case "forward-undefined":

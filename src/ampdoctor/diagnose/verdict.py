@@ -96,7 +96,7 @@ def _verdict(
 def _birth_verdict(judged: JudgedBirth) -> str:
     if judged.cause == FLUSH:
         return "forward-underflow"  # also where a backward op stumbles over it: the zero was made in forward
-    if judged.phase == "forward":
+    if judged.in_forward:
         if judged.cause == RANGE:
             return "forward-overflow"
         return "backward-undefined" if only_the_derivative(judged) else "forward-undefined"

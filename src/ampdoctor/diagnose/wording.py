@@ -81,8 +81,9 @@ def step_words(step: Step) -> str:
 
 
 def first_line(message: str) -> str:
-    """The first line of an exception's message."""
-    return message.strip().partition("\n")[0]
+    """The first line of an exception's message, and of that the first sentence."""
+    line = message.strip().partition("\n")[0]
+    return line.partition(". ")[0]
 
 
 def count_words(n: int, noun: str, plural: str = "") -> str:

@@ -12,7 +12,7 @@ from ampdoctor.render.words import shortened, words
 
 _WORST = 8
 _COLUMNS = ("calls", "absmax", "headroom", "grad max", "underflow")
-_NUMBERS_WIDTH = 46
+_NUMBERS_WIDTH = 48
 """Columns that the numbers take, gaps included; the name has the rest."""
 
 

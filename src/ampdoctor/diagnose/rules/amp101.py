@@ -56,6 +56,7 @@ from ampdoctor.diagnose.constants import is_constant_fault
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
+from ampdoctor.diagnose.wording import format_name
 from ampdoctor.facts.floats import BFLOAT16
 
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
@@ -68,13 +69,18 @@ def check(reading: Reading) -> Iterable[Finding]:
 
 
 def _speaks(judged: JudgedBirth) -> bool:
-    return judged.phase == "forward" and judged.cause == RANGE and not is_constant_fault(judged.birth)
+    return judged.in_forward and judged.cause == RANGE and not is_constant_fault(judged.birth)
 
 
 def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     birth = judged.birth
     op = birth.site.op if birth.site else ""
     advice = keep_in_fp32(reading, judged)
+    if judged.recomputed and birth.dtype != reading.trace.environment.dtype:
+        return (
+            f"Backward recomputes this line in {format_name(birth.dtype)}, not in {reading.fmt_name} as forward "
+            "did: give the recomputation the forward's autocast settings."
+        )
     if birth.implicit_cast:
         advice = "autocast puts this cast in, the line converts nothing: " + advice
     lone = [o for o in birth.operands if o.shape == () and o.dtype == "float32" and (o.absmax or 0) > 1]

@@ -65,7 +65,7 @@ def check(reading: Reading) -> Iterable[Finding]:
 
 
 def _speaks(judged: JudgedBirth) -> bool:
-    return judged.phase == "forward" and judged.cause == GENUINE and not only_the_derivative(judged)
+    return judged.in_forward and judged.cause == GENUINE and not only_the_derivative(judged)
 
 
 def _message(judged: JudgedBirth) -> str:

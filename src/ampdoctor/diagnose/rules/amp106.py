@@ -64,7 +64,7 @@ def check(reading: Reading) -> Iterator[Finding]:
 
 
 def _speaks(judged: JudgedBirth) -> bool:
-    return judged.phase == "forward" and judged.cause == RANGE and is_constant_fault(judged.birth)
+    return judged.in_forward and judged.cause == RANGE and is_constant_fault(judged.birth)
 
 
 def _message(judged: JudgedBirth) -> str:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.birth_findings import sentence
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
@@ -44,11 +45,6 @@ def check(reading: Reading) -> Iterable[Finding]:
     raised = reading.raised.raised
     if raised.constant is not None:
         return ()
-    emulated = (
-        " On a GPU, CUDA's autocast refuses this op; here the refusal is emulated."
-        if raised.emulated_refusal
-        else ""
-    )
     return (
         Finding(
             code=CODE,
@@ -57,7 +53,7 @@ def check(reading: Reading) -> Iterable[Finding]:
             module=raised.module,
             op=raised.op,
             source=raised.source,
-            message=f"{raised.type} in {raised.phase}: {first_line(raised.message)}{emulated}",
+            message=_message(raised),
             evidence={
                 "exception": raised.type,
                 "message": raised.message,
@@ -68,6 +64,12 @@ def check(reading: Reading) -> Iterable[Finding]:
             remedy=_remedy(raised),
         ),
     )
+
+
+def _message(raised: Raised) -> str:
+    if raised.emulated_refusal:  # the exception's own type exists only in the emulation
+        return f"{sentence(first_line(raised.message))} On a GPU this raises; here the refusal is emulated."
+    return f"{raised.type} in {raised.phase}: {first_line(raised.message)}"
 
 
 def _remedy(raised: Raised) -> str:

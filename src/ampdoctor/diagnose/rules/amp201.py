@@ -41,7 +41,7 @@ from ampdoctor.diagnose.wording import scale, short_op
 
 def check(reading: Reading) -> Iterable[Finding]:
     """One finding per place in the backward that overflows at the configured scale and not at the lowest."""
-    births = births_of(reading, lambda j: j.phase == "backward" and j.cause == RANGE)
+    births = births_of(reading, lambda j: not j.in_forward and j.cause == RANGE)
     at_any_scale = {_place(j) for j in births if overflows_at_any_scale(j.birth)}
     only_here = [j for j in births if _place(j) not in at_any_scale]
     severity = "error" if reading.verdict == "backward-overflow" else "warning"

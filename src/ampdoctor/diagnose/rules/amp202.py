@@ -58,7 +58,7 @@ def check(reading: Reading) -> Iterator[Finding]:
 
 
 def _speaks(judged: JudgedBirth) -> bool:
-    return judged.cause == GENUINE and (judged.phase == "backward" or only_the_derivative(judged))
+    return judged.cause == GENUINE and (not judged.in_forward or only_the_derivative(judged))
 
 
 def _message(judged: JudgedBirth) -> str:

@@ -53,7 +53,7 @@ def check(reading: Reading) -> Iterable[Finding]:
 
 
 def _speaks(judged: JudgedBirth) -> bool:
-    return judged.phase == "backward" and judged.cause == RANGE and overflows_at_any_scale(judged.birth)
+    return not judged.in_forward and judged.cause == RANGE and overflows_at_any_scale(judged.birth)
 
 
 def _message(judged: JudgedBirth) -> str:
