@@ -1,0 +1,599 @@
+"""Half precision on a CPU as a GPU computes it: float32 inside, one rounding per result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ampdoctor.probe.cuda_on_cpu import Emulated, EmulatedRefusal, run_like_cuda
+from ampdoctor.probe.cuda_op_kinds import _CPU_ONLY, _MIXED, _MOVES, _NEITHER, Arithmetic, classify
+
+aten = torch.ops.aten
+HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+LOW = (HALF, BRAIN)
+
+
+def half(*values: Any) -> Tensor:
+    return torch.tensor(values, dtype=HALF)
+
+
+def run(func: Any, *args: Any, **kwargs: Any) -> Emulated:
+    return run_like_cuda(func, args, kwargs)
+
+
+class LikeCuda(TorchDispatchMode):
+    """Runs every op through run_like_cuda, and checks what it says of the values before rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.how: dict[str, str] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = run_like_cuda(func, args, kwargs or {})
+        self.how[func._schema.name] = result.how
+        tensors = [t for t in tree_leaves(result.outputs) if isinstance(t, Tensor)]
+        if func._schema.returns:
+            assert len(result.unrounded) == len(tensors)
+        for rounded, exact in zip(tensors, result.unrounded, strict=False):
+            if exact is not None:
+                assert rounded.dtype in LOW
+                assert torch.equal(exact.to(rounded.dtype), rounded) or exact.isnan().any()
+        return result.outputs
+
+
+# --- one rounding, and the value before it ----------------------------------------------------------------
+
+
+def test_a_product_past_65520_becomes_inf_and_shows_its_exact_value() -> None:
+    result = run(aten.mm.default, half([256.0, 2.0]), half([256.0], [-8.0]))
+    assert result.outputs.tolist() == [[float("inf")]]
+    assert result.unrounded[0] is not None
+    assert result.unrounded[0].tolist() == [[65520.0]]
+    assert result.how == "rounded"
+
+
+def test_a_sum_that_passes_through_65536_and_comes_back_is_finite() -> None:
+    result = run(aten.mm.default, half([256.0, 256.0]), half([256.0], [-255.0]))
+    assert result.outputs.tolist() == [[256.0]]
+
+
+def test_a_product_of_2_to_the_minus_26_is_flushed_and_shows_its_exact_value() -> None:
+    result = run(aten.mul.Tensor, half(2.0**-13), half(2.0**-13))
+    assert result.outputs.tolist() == [0.0]
+    assert result.unrounded[0] is not None
+    assert result.unrounded[0].tolist() == [2.0**-26]
+
+
+def test_ties_go_to_even() -> None:
+    result = run(aten.add.Tensor, half(1.0, 1.0 + 2.0**-10), half(2.0**-11, 2.0**-11))
+    assert result.outputs.tolist() == [1.0, 1.0 + 2.0**-9]
+
+
+def test_a_long_sum_does_not_stick_at_2048() -> None:
+    # In half precision 2048 + 1 is 2048.
+    result = run(aten.sum.default, torch.ones(4096, dtype=HALF))
+    assert result.outputs.item() == 4096.0
+
+
+def test_addmm_rounds_bias_and_product_together() -> None:
+    # 2048 + (1 * 1 + 1 * 0.5) is 2049.5, and the nearest half numbers are 2048 and 2050.
+    result = run(aten.addmm.default, half([2048.0]), half([1.0, 1.0]), half([1.0], [0.5]))
+    assert result.outputs.tolist() == [[2050.0]]
+    assert result.unrounded[0] is not None
+    assert result.unrounded[0].tolist() == [[2049.5]]
+
+
+def test_bfloat16_rounds_to_bfloat16() -> None:
+    x = torch.tensor([1.0, 3e38], dtype=BRAIN)
+    result = run(aten.add.Tensor, x, torch.tensor([2.0**-8, 3e38], dtype=BRAIN))
+    assert result.outputs.dtype is BRAIN
+    assert result.outputs.tolist() == [1.0, float("inf")]
+
+
+def test_python_numbers_are_not_rounded_before_use() -> None:
+    assert run(aten.mul.Tensor, half(2.0**-10), 1e6).outputs.tolist() == [976.5]
+    assert run(aten.add.Tensor, half(1.0), 1e-8).outputs.tolist() == [1.0]
+
+
+def test_a_zero_dimensional_float32_tensor_is_rounded_before_use_and_does_not_promote() -> None:
+    result = run(aten.mul.Tensor, half(2.0**-10), torch.tensor(1e6))
+    assert result.outputs.dtype is HALF
+    assert result.outputs.tolist() == [float("inf")]
+
+
+def test_two_zero_dimensional_tensors_promote() -> None:
+    result = run(aten.mul.Tensor, torch.tensor(2.0, dtype=HALF), torch.tensor(65536.0))
+    assert result.outputs.dtype is SINGLE
+    assert result.outputs.item() == 131072.0
+
+
+def test_a_float32_matrix_promotes() -> None:
+    result = run(aten.add.Tensor, half(1.0), torch.tensor([2.0**-20]))
+    assert result.outputs.dtype is SINGLE
+    assert result.unrounded == (None,)
+
+
+def test_integers_do_not_promote() -> None:
+    result = run(aten.mul.Tensor, half(300.0), torch.tensor([300]))
+    assert result.outputs.dtype is HALF
+    assert result.outputs.tolist() == [float("inf")]
+    assert result.unrounded[0] is not None
+    assert result.unrounded[0].tolist() == [90000.0]
+
+
+# --- casts ------------------------------------------------------------------------------------------------
+
+
+def test_a_casts_exact_value_is_its_input() -> None:
+    x = torch.tensor([70000.0, 1e-9])
+    result = run(aten._to_copy.default, x, dtype=HALF)
+    assert result.outputs.tolist() == [float("inf"), 0.0]
+    assert result.unrounded[0] is x
+
+
+def test_an_integer_that_half_cannot_hold_shows_its_value() -> None:
+    result = run(aten._to_copy.default, torch.tensor([70000]), dtype=HALF)
+    assert result.outputs.tolist() == [float("inf")]
+    assert result.unrounded[0] is not None
+    assert result.unrounded[0].tolist() == [70000.0]
+
+
+def test_copying_into_half_rounds_and_broadcasts() -> None:
+    target = torch.zeros(2, 2, dtype=HALF)
+    result = run(aten.copy_.default, target, torch.tensor([70000.0, 1.0]))
+    assert result.outputs is target
+    assert result.unrounded[0] is not None
+    assert result.unrounded[0].tolist() == [[70000.0, 1.0], [70000.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype"), [(half(1.0), SINGLE), (half(1.0), HALF), (torch.ones(1), DOUBLE)]
+)
+def test_casts_that_do_not_round_say_so(source: Tensor, dtype: torch.dtype) -> None:
+    result = run(aten._to_copy.default, source, dtype=dtype)
+    assert result.outputs.dtype is dtype
+    assert result.unrounded == (None,)
+
+
+# --- in place and out= ------------------------------------------------------------------------------------
+
+
+def test_in_place_ops_change_and_return_the_users_tensor() -> None:
+    x = half(1.0, 60000.0)
+    view = x[1:]
+    result = run(aten.add_.Tensor, view, half(60000.0))
+    assert result.outputs is view
+    assert x.tolist() == [1.0, float("inf")]
+    assert result.unrounded[0] is not None
+    assert result.unrounded[0].tolist() == [120000.0]
+
+
+def test_float32_into_half_in_place_is_rounded_once() -> None:
+    # The other operand alone would round to 2^-11, and 1 + 2^-11 is a tie that goes to 1.
+    x = half(1.0)
+    run(aten.add_.Tensor, x, torch.tensor([2.0**-11 + 2.0**-23]))
+    assert x.tolist() == [1.0 + 2.0**-10]
+
+
+def test_half_into_float32_in_place_is_not_rounded() -> None:
+    x = torch.tensor([1.0])
+    result = run(aten.add_.Tensor, x, half(2.0**-20))
+    assert result.outputs is x
+    assert x.tolist() == [1.0 + 2.0**-20]
+
+
+def test_out_arguments_are_filled_and_returned() -> None:
+    out = torch.empty(0, dtype=HALF)
+    result = run(aten.mm.out, half([300.0]), half([300.0]), out=out)
+    assert result.outputs is out
+    assert out.tolist() == [[float("inf")]]
+    assert result.unrounded[0] is not None
+    assert result.unrounded[0].tolist() == [[90000.0]]
+
+
+def test_lists_are_changed_in_place() -> None:
+    xs = [half(1.0), half(60000.0)]
+    result = run(aten._foreach_mul_.Scalar, xs, 2.0)
+    assert result.outputs is None
+    assert [x.tolist() for x in xs] == [[2.0], [float("inf")]]
+    assert [t.tolist() for t in result.unrounded if t is not None] == [[2.0], [120000.0]]
+
+
+def test_scatter_and_index_put_add_up_in_float32() -> None:
+    indices = torch.zeros(4, dtype=torch.int64)
+    steps = torch.full((4,), 1.0, dtype=HALF)
+    target = half(2048.0)
+    assert run(aten.scatter_add.default, target, 0, indices, steps).outputs.tolist() == [2052.0]
+    assert run(aten.index_put.default, target, [indices], steps, True).outputs.tolist() == [2052.0]
+    assert run(aten.index_add_.default, target, 0, indices, steps).outputs is target
+    assert target.tolist() == [2052.0]
+
+
+def test_adams_eps_is_lost_in_half_precision() -> None:
+    parameter = nn.Parameter(half(1.0))
+    parameter.grad = half(1e-5)  # its square, 1e-10, is flushed
+    with LikeCuda():
+        torch.optim.Adam([parameter], lr=0.1, foreach=False).step()
+    assert parameter.tolist() == [float("-inf")]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_sgd_rounds_the_updated_weight_once(foreach: bool) -> None:
+    parameter = nn.Parameter(half(1.0, 1.0))
+    parameter.grad = half(1.0, 4.0)
+    with LikeCuda():
+        torch.optim.SGD([parameter], lr=2.0**-13, foreach=foreach).step()
+    # 1 - 2^-13 is a quarter of the way to the next value below, 1 - 2^-11 is that value.
+    assert parameter.tolist() == [1.0, 1.0 - 2.0**-11]
+
+
+def test_a_backward_pass_survives_in_place_ops() -> None:
+    x = half(2.0).requires_grad_()
+    with LikeCuda():
+        y = (x * 3).sigmoid_()
+        y.backward(torch.ones_like(y))
+    assert y.tolist() == [1 - 5 * 2.0**-11]  # sigmoid(6) is 0.99753, 2042.94 steps of 2^-11
+    assert x.grad is not None
+    # y * (1 - y) is 10215 * 2^-22, in half 1277 * 2^-19; three times that is 3831 * 2^-19, in half 3832.
+    assert x.grad.tolist() == [3832 * 2.0**-19]
+
+
+# --- dtypes of results ------------------------------------------------------------------------------------
+
+
+def test_a_dtype_argument_decides_the_result() -> None:
+    x = torch.full((2,), 60000.0, dtype=HALF)
+    wide = run(aten.sum.default, x, dtype=SINGLE)
+    assert wide.outputs.dtype is SINGLE
+    assert wide.outputs.item() == 120000.0
+    assert wide.unrounded == (None,)
+    low = run(aten.sum.default, x, dtype=HALF)
+    assert low.outputs.dtype is HALF
+    assert low.outputs.item() == float("inf")
+    other = run(aten.sum.default, x, dtype=BRAIN)
+    assert other.outputs.dtype is BRAIN
+    assert other.outputs.item() == 119808.0  # the bfloat16 nearest to 120000 is 234 * 512
+
+
+def test_softmaxs_backward_gives_the_dtype_of_the_input() -> None:
+    result = run(aten._softmax_backward_data.default, half(1.0, 0.0), half(0.5, 0.5), 0, HALF)
+    assert result.outputs.dtype is HALF
+    assert result.outputs.tolist() == [0.25, -0.25]
+
+
+def test_statistics_of_norms_stay_in_float32() -> None:
+    x = torch.randn(4, 6, dtype=HALF)
+    layer = run(aten.native_layer_norm.default, x, [6], None, None, 1e-5)
+    assert [t.dtype for t in layer.outputs] == [HALF, SINGLE, SINGLE]
+    batch = run(aten.native_batch_norm.default, x, None, None, None, None, True, 0.1, 1e-5)
+    assert [t.dtype for t in batch.outputs] == [HALF, SINGLE, SINGLE]
+
+
+def test_batch_norm_updates_half_running_statistics() -> None:
+    mean, var = torch.zeros(1, dtype=HALF), torch.ones(1, dtype=HALF)
+    x = half([0.0], [4.0])
+    run(aten.native_batch_norm.default, x, None, None, mean, var, True, 0.5, 1e-5)
+    assert mean.tolist() == [1.0]  # half of the old 0 and of the batch's 2
+    assert var.tolist() == [4.5]  # half of the old 1 and of the batch's unbiased 8
+
+
+def test_batch_norm_takes_float32_weights_with_half_input() -> None:
+    norm = nn.BatchNorm1d(3)
+    x = torch.randn(4, 3).half().requires_grad_()
+    with LikeCuda():
+        y = norm(x)
+        y.sum().backward()
+    assert y.dtype is HALF
+    assert x.grad is not None
+    assert norm.weight.grad is not None
+    assert (x.grad.dtype, norm.weight.grad.dtype) == (HALF, SINGLE)
+    assert norm.running_mean is not None
+    assert norm.running_mean.dtype is SINGLE
+
+
+def test_attention_rounds_its_output_and_keeps_its_logsumexp() -> None:
+    q = torch.randn(1, 1, 4, 8, dtype=HALF)
+    result = run(aten._scaled_dot_product_flash_attention_for_cpu.default, q, q, q)
+    assert [t.dtype for t in result.outputs] == [HALF, SINGLE]
+    exact = F.scaled_dot_product_attention(q.double(), q.double(), q.double())
+    assert (result.outputs[0].double() - exact).abs().max().item() < 2.0**-10 * 4
+
+
+def test_comparisons_and_indices_are_not_floating() -> None:
+    x = half(1.0, 3.0, 2.0)
+    assert run(aten.gt.Scalar, x, 1.5).outputs.tolist() == [False, True, True]
+    assert run(aten.argmax.default, x).outputs.item() == 1
+    values, indices = run(aten.topk.default, x, 2).outputs
+    assert (values.tolist(), indices.tolist()) == ([3.0, 2.0], [1, 2])
+
+
+# --- what the CPU refuses ---------------------------------------------------------------------------------
+
+
+def test_a_fill_value_that_half_cannot_hold_raises_as_it_does_on_cuda() -> None:
+    with pytest.raises(RuntimeError, match="cannot be converted to type .*::Half without overflow"):
+        run(aten.masked_fill.Scalar, half(1.0), torch.tensor([True]), -1e9)
+
+
+def test_a_bound_that_half_cannot_hold_does_not_raise() -> None:
+    with pytest.raises(RuntimeError, match="without overflow"):
+        half(4.0).clamp(max=1e9)
+    assert run(aten.clamp.default, half(4.0), None, 1e9).outputs.tolist() == [4.0]
+
+
+def test_a_mixture_of_dtypes_raises_as_it_does_on_cuda() -> None:
+    with pytest.raises(RuntimeError, match="same dtype"):
+        run(aten.mm.default, half([1.0]), torch.ones(1, 1))
+
+
+def test_a_failing_op_fails_with_the_error_of_the_users_dtype() -> None:
+    x, y = torch.ones(2, 3, dtype=HALF), torch.ones(2, 3, dtype=HALF)
+    with pytest.raises(RuntimeError) as emulated:
+        run(aten.mm.default, x, y)
+    with pytest.raises(RuntimeError) as native:
+        torch.mm(x, y)
+    assert str(emulated.value) == str(native.value)
+    assert emulated.value.__context__ is None
+
+
+def test_an_op_without_a_half_kernel_on_the_cpu_is_computed_in_float32() -> None:
+    x = torch.ones(1, 1, 2, 2, 2, dtype=HALF)
+    with pytest.raises(RuntimeError, match="not implemented for"):
+        F.avg_pool3d(x, 2)
+    result = run(aten.avg_pool3d.default, x, [2, 2, 2])
+    assert result.outputs.dtype is HALF
+    assert result.outputs.tolist() == [[[[[1.0]]]]]
+
+
+def test_an_op_of_random_numbers_without_a_half_kernel_says_how_it_ran() -> None:
+    counts, chance = half(8.0, 8.0), half(0.0, 1.0)
+    with pytest.raises(RuntimeError, match="not implemented for"):
+        torch.binomial(counts, chance)
+    result = run(aten.binomial.default, counts, chance)
+    assert result.outputs.tolist() == [0.0, 8.0]
+    assert result.outputs.dtype is HALF
+    assert result.how == "no half kernel"
+
+
+def test_decompositions_fail_in_half_precision_as_they_do_on_cuda() -> None:
+    with pytest.raises(RuntimeError, match="Half"):
+        run(aten.linalg_inv_ex.default, torch.eye(2, dtype=HALF))
+    assert run(aten.linalg_inv_ex.default, torch.eye(2)).how == "native"
+
+
+def test_what_only_the_cpu_can_do_in_half_precision_is_refused() -> None:
+    with pytest.raises(EmulatedRefusal, match="aten::histc"):
+        run(aten.histc.default, half(1.0, 2.0))
+    assert run(aten.histc.default, torch.ones(2)).how == "native"
+
+
+# --- left alone -------------------------------------------------------------------------------------------
+
+
+def test_views_share_memory_and_moves_are_not_rounded() -> None:
+    x = torch.arange(6, dtype=HALF).view(2, 3)
+    transposed = run(aten.t.default, x)
+    assert transposed.outputs.data_ptr() == x.data_ptr()
+    assert transposed.how == "native"
+    for func, args in (
+        (aten.clone.default, (x,)),
+        (aten.cat.default, ([x, x],)),
+        (aten.index_select.default, (x, 0, torch.tensor([1]))),
+        (aten.where.self, (x > 1, x, x)),
+        (aten.relu.default, (x,)),
+        (aten.nan_to_num.default, (half(float("inf")),)),
+    ):
+        assert run(func, *args).unrounded == (None,)
+    assert run(aten.nan_to_num.default, half(float("inf"))).outputs.tolist() == [65504.0]
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE, torch.complex64, torch.int64])
+def test_other_dtypes_run_natively(dtype: torch.dtype) -> None:
+    x = torch.ones(2, 2, dtype=dtype)
+    result = run(aten.mm.default, x, x)
+    assert result.outputs.dtype is dtype
+    assert result.how == "native"
+
+
+def test_sparse_tensors_are_left_to_the_cpu() -> None:
+    x = torch.eye(2, dtype=HALF).to_sparse()
+    result = run(aten.mul.Tensor, x, x)
+    assert result.how == "left"
+    assert result.outputs.to_dense().tolist() == [[1.0, 0.0], [0.0, 1.0]]
+
+
+def test_tensors_with_a_dispatch_of_their_own_are_left_to_it() -> None:
+    class Wrapped(Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
+            return torch.full((1,), 42.0, dtype=HALF)
+
+    x = half(1.0).as_subclass(Wrapped)
+    result = run(aten.mul.Tensor, x, x)
+    assert result.outputs.tolist() == [42.0]
+    assert result.how == "left"
+
+
+def test_random_numbers_are_those_of_the_half_kernel() -> None:
+    torch.manual_seed(0)
+    expected = torch.empty(4096, dtype=HALF).exponential_()
+    torch.manual_seed(0)
+    result = run(aten.exponential_.default, torch.empty(4096, dtype=HALF))
+    assert torch.equal(result.outputs, expected)
+
+
+def test_dropout_drops_the_same_elements() -> None:
+    x = torch.ones(1000, dtype=HALF)
+    torch.manual_seed(0)
+    expected = F.dropout(x, 0.25)
+    torch.manual_seed(0)
+    with LikeCuda():
+        assert torch.equal(F.dropout(x, 0.25), expected)
+
+
+def test_empty_and_zero_dimensional_tensors() -> None:
+    empty = run(aten.mm.default, torch.ones(0, 3, dtype=HALF), torch.ones(3, 2, dtype=HALF))
+    assert (tuple(empty.outputs.shape), empty.outputs.dtype) == ((0, 2), HALF)
+    scalar = run(aten.mul.Tensor, torch.tensor(300.0, dtype=HALF), torch.tensor(300.0, dtype=HALF))
+    assert scalar.outputs.item() == float("inf")
+
+
+def test_inference_mode() -> None:
+    with torch.inference_mode(), LikeCuda() as like_cuda:
+        y = F.linear(half([256.0, 2.0]), half([256.0, -8.0]))
+    assert y.tolist() == [[float("inf")]]
+    assert "rounded" in like_cuda.how.values()
+
+
+# --- many ops against float64 and against the CPU's own kernels -------------------------------------------
+
+
+def image(n: int = 6) -> Tensor:
+    return torch.linspace(-2, 2, 2 * 4 * n * n).view(2, 4, n, n)
+
+
+def table() -> Tensor:
+    return torch.linspace(-3, 3, 24).view(4, 6)
+
+
+OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda x, y: x + table().to(x.dtype),
+    "add, broadcast": lambda x, y: x[:, :1] + x,
+    "sub with alpha": lambda x, y: torch.sub(x, x.flip(0), alpha=0.5),
+    "mul": lambda x, y: x * x,
+    "mul, strided": lambda x, y: x[:, ::2] * x[:, 1::2],
+    "mul, transposed": lambda x, y: x.t() * x.t(),
+    "div": lambda x, y: x / 3,
+    "pow": lambda x, y: x**3,
+    "exp": lambda x, y: x.exp(),
+    "log": lambda x, y: x.abs().log(),
+    "sqrt": lambda x, y: x.abs().sqrt(),
+    "rsqrt": lambda x, y: x.abs().rsqrt(),
+    "sigmoid": lambda x, y: x.sigmoid(),
+    "tanh": lambda x, y: x.tanh(),
+    "gelu": lambda x, y: F.gelu(x),
+    "silu": lambda x, y: F.silu(x),
+    "softplus": lambda x, y: F.softplus(x),
+    "elu": lambda x, y: F.elu(x),
+    "leaky_relu": lambda x, y: F.leaky_relu(x),
+    "clamp": lambda x, y: x.clamp(-1, 1),
+    "lerp": lambda x, y: torch.lerp(x, x.flip(0), 0.25),
+    "addcmul": lambda x, y: torch.addcmul(x, x, x, value=0.5),
+    "addcdiv": lambda x, y: torch.addcdiv(x, x, x.abs() + 1),
+    "atan2": lambda x, y: torch.atan2(x, x.flip(1)),
+    "sum": lambda x, y: x.sum(),
+    "sum over a dimension": lambda x, y: x.sum(1, keepdim=True),
+    "mean": lambda x, y: x.mean(0),
+    "var": lambda x, y: x.var(1),
+    "std": lambda x, y: x.std(),
+    "prod": lambda x, y: x.prod(1),
+    "cumsum": lambda x, y: x.cumsum(1),
+    "logsumexp": lambda x, y: x.logsumexp(1),
+    "norm": lambda x, y: x.norm(dim=1),
+    "softmax": lambda x, y: x.softmax(-1),
+    "log_softmax": lambda x, y: x.log_softmax(0),
+    "layer_norm": lambda x, y: F.layer_norm(x, (6,), x[0], x[1]),
+    "group_norm": lambda x, y: F.group_norm(y, 2),
+    "batch_norm": lambda x, y: F.batch_norm(y, None, None, training=True),
+    "instance_norm": lambda x, y: F.instance_norm(y),
+    "matmul": lambda x, y: x @ x.t(),
+    "bmm": lambda x, y: y[0] @ y[1],
+    "mv": lambda x, y: x @ x[0],
+    "dot": lambda x, y: x[0].dot(x[1]),
+    "addmm": lambda x, y: torch.addmm(x[:, :4], x, x.t(), beta=0.5, alpha=2),
+    "einsum": lambda x, y: torch.einsum("ij,kj->ik", x, x),
+    "linear": lambda x, y: F.linear(x, x, x[:, 0]),
+    "conv2d": lambda x, y: F.conv2d(y, y[:, :, :3, :3], padding=1),
+    "conv2d, channels last": lambda x, y: F.conv2d(
+        y.contiguous(memory_format=torch.channels_last), y[:, :, :3, :3]
+    ),
+    "conv_transpose2d": lambda x, y: F.conv_transpose2d(y, y[:, :1, :3, :3].repeat(2, 1, 1, 1)),
+    "attention": lambda x, y: F.scaled_dot_product_attention(y, y, y, is_causal=True),
+    "max_pool2d": lambda x, y: F.max_pool2d(y, 2),
+    "avg_pool2d": lambda x, y: F.avg_pool2d(y, 2),
+    "adaptive_avg_pool2d": lambda x, y: F.adaptive_avg_pool2d(y, 3),
+    "interpolate": lambda x, y: F.interpolate(y, scale_factor=2, mode="bilinear"),
+    "grid_sample": lambda x, y: F.grid_sample(
+        y, y[:, :2].permute(0, 2, 3, 1).contiguous() / 2, align_corners=False
+    ),
+    "embedding": lambda x, y: F.embedding(torch.tensor([0, 3]), x),
+    "embedding_bag": lambda x, y: F.embedding_bag(torch.tensor([[0, 3]]), x),
+    "cross_entropy": lambda x, y: F.cross_entropy(x, torch.tensor([0, 5, 2, 1])),
+    "mse_loss": lambda x, y: F.mse_loss(x, x.flip(0)),
+    "bce with logits": lambda x, y: F.binary_cross_entropy_with_logits(x, x.sigmoid()),
+    "where": lambda x, y: torch.where(x > 0, x, -x),
+    "stack": lambda x, y: torch.stack([x, x]),
+    "sort": lambda x, y: x.flip(1).sort(1).values,
+    "masked_fill": lambda x, y: x.masked_fill(x > 1, 7.0),
+    "gather": lambda x, y: x.gather(0, torch.zeros(1, 6, dtype=torch.int64)),
+    "roll": lambda x, y: x.roll(1, 0),
+    "pad": lambda x, y: F.pad(y, (1, 1), value=0.5),
+    "renorm": lambda x, y: x.renorm(2, 0, 1.0),
+    "in place": lambda x, y: x.clone().mul_(3).add_(x).div_(7),
+}
+SEVERAL_ROUNDINGS = {
+    "in place", "instance_norm", "cross_entropy", "bce with logits", "logsumexp", "einsum", "grid_sample",
+    "addcdiv", "log", "sqrt", "rsqrt", "attention", "clamp",
+}  # fmt: skip
+"""More than one op, or float32 inside that is itself not exact to a half step of the result."""
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("name", OPS)
+def test_results_are_the_exact_ones_rounded_once_in_the_layout_of_the_cpus_own(
+    name: str, dtype: torch.dtype
+) -> None:
+    x, y = table().to(dtype), image().to(dtype)
+    native = OPS[name](x, y)
+    with LikeCuda():
+        emulated = OPS[name](x, y)
+    assert (emulated.dtype, emulated.shape, emulated.stride()) == (dtype, native.shape, native.stride())
+    exact = OPS[name](x.double(), y.double())
+    bits = 10 if dtype is HALF else 7
+    step = 2.0 ** (exact.abs().clamp(min=2.0**-14).log2().floor() - bits)
+    allowed = 2.0 if name in SEVERAL_ROUNDINGS else 0.501
+    finite = exact.isfinite()
+    error = ((emulated.double() - exact).abs() / step)[finite & exact.abs().le(65504)]
+    assert error.numel() == 0 or error.max().item() <= allowed
+
+
+# --- the tables -------------------------------------------------------------------------------------------
+
+
+def test_every_op_in_the_tables_exists() -> None:
+    known = {
+        name.removeprefix("aten::").partition(".")[0].rstrip("_")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::")
+    }
+    newer_than_torch_2_6 = {"_foreach_clone", "_fused_rms_norm", "_fused_rms_norm_backward"}
+    named = {name.rstrip("_") for name in _MOVES | _NEITHER | _CPU_ONLY | _MIXED.keys()}
+    assert named - known - newer_than_torch_2_6 == set()
+
+
+@pytest.mark.parametrize(
+    ("func", "arithmetic"),
+    [
+        (aten.mm.default, Arithmetic.COMPUTES),
+        (aten.add_.Tensor, Arithmetic.COMPUTES),
+        (aten._foreach_addcdiv_.ScalarList, Arithmetic.COMPUTES),
+        (aten.scatter.reduce, Arithmetic.COMPUTES),
+        (aten.scatter.src, Arithmetic.MOVES),
+        (aten.view.default, Arithmetic.MOVES),
+        (aten.bernoulli_.float, Arithmetic.MOVES),
+        (aten.copy_.default, Arithmetic.CASTS),
+        (aten._linalg_svd.default, Arithmetic.FAILS),
+        (aten.angle.default, Arithmetic.REFUSED),
+    ],
+)
+def test_ops_are_classified_by_what_they_do(func: Any, arithmetic: Arithmetic) -> None:
+    assert classify(func).arithmetic is arithmetic
