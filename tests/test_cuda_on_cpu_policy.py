@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampdoctor.probe.cuda_autocast_lists import CUDA_ONLY_KERNELS, CUDA_POLICIES
 from ampdoctor.probe.cuda_on_cpu import (
     EmulatedRefusal,
+    autocast_kept_off,
     cuda_autocast_policy,
     decomposed_rnns,
     requested_autocast,
@@ -485,6 +486,18 @@ def test_custom_bwd_runs_backward_under_the_autocast_of_its_forward() -> None:
             y = Doubled.apply(x)
         y.backward(torch.ones_like(y))
     assert Doubled.seen == [True]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_is_kept_off_for_a_reference(device: str) -> None:
+    with torch.autocast("cpu", dtype=HALF):
+        with warnings.catch_warnings(), autocast_kept_off():
+            warnings.simplefilter("error")
+            assert matmul_dtype() is SINGLE
+            with torch.autocast(device, dtype=BRAIN):
+                assert matmul_dtype() is SINGLE
+                assert not torch.is_autocast_enabled(device)
+        assert matmul_dtype() is HALF
 
 
 # --- afterwards everything is as before -------------------------------------------------------------------

@@ -320,7 +320,7 @@ def test_comparisons_and_indices_are_not_floating() -> None:
 
 
 def test_a_fill_value_that_half_cannot_hold_raises_as_it_does_on_cuda() -> None:
-    with pytest.raises(RuntimeError, match="cannot be converted to type .*::Half without overflow"):
+    with pytest.raises(RuntimeError, match=r"cannot be converted to type .*::Half without overflow"):
         run(aten.masked_fill.Scalar, half(1.0), torch.tensor([True]), -1e9)
 
 

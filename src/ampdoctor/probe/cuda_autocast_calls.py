@@ -87,6 +87,27 @@ def cuda_calls_mean_cpu(on_cache_cleared: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def autocast_kept_off() -> Iterator[None]:
+    """While open, autocast stays off whatever the user's code says, so that a float32 reference is one."""
+    before = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES}
+    set_enabled = torch.set_autocast_enabled
+
+    def keep_off(device_or_flag: Any, enabled: bool | None = None) -> None:
+        set_enabled("cuda" if enabled is None else device_or_flag, False)
+
+    with ExitStack() as undo:
+        undo.callback(_restore, before)
+        for device in _DEVICES:
+            set_enabled(device, False)
+        undo.enter_context(requested_autocast())
+        undo.enter_context(_replaced(torch, "set_autocast_enabled", keep_off))
+        undo.enter_context(
+            _replaced(torch, "set_autocast_cpu_enabled", lambda enabled: keep_off("cpu", enabled))
+        )
+        yield
+
+
 def _restore(before: dict[str, tuple[bool, torch.dtype]]) -> None:
     for device, (enabled, dtype) in before.items():
         torch.set_autocast_enabled(device, enabled)

@@ -1,6 +1,6 @@
 """CUDA's mixed-precision behaviour on a CPU: its autocast op lists, and tensor-core rounding."""
 
-from ampdoctor.probe.cuda_autocast_calls import requested_autocast
+from ampdoctor.probe.cuda_autocast_calls import autocast_kept_off, requested_autocast
 from ampdoctor.probe.cuda_autocast_policy import EmulatedRefusal, cuda_autocast_policy
 from ampdoctor.probe.decomposed_rnns import decomposed_rnns
 from ampdoctor.probe.tensor_core_rounding import Emulated, run_like_cuda
@@ -8,6 +8,7 @@ from ampdoctor.probe.tensor_core_rounding import Emulated, run_like_cuda
 __all__ = [
     "Emulated",
     "EmulatedRefusal",
+    "autocast_kept_off",
     "cuda_autocast_policy",
     "decomposed_rnns",
     "requested_autocast",
