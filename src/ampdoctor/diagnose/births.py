@@ -81,7 +81,7 @@ def _judge(trace: Trace) -> tuple[JudgedBirth, ...]:
         )
         for b in trace.births
     ]
-    return tuple(_with_silent_fault(_with_last_resort(_one_per_call(judged)), trace))
+    return tuple(_with_silent_fault(_with_last_resort(_one_per_call(judged), trace), trace))
 
 
 def headline_of(judged: Sequence[JudgedBirth]) -> JudgedBirth | None:
@@ -174,13 +174,18 @@ def _harmed(trace: Trace, batch: int) -> bool:
     return reference is None or not is_healthy(reference, trace.environment.forward_only)
 
 
-def _with_last_resort(judged: list[JudgedBirth]) -> list[JudgedBirth]:
+def _with_last_resort(judged: list[JudgedBirth], trace: Trace) -> list[JudgedBirth]:
     """A sick candidate needs an explanation: births that FP32 shares are faults if there are no others."""
     if any(j.is_sick for j in judged):
         return judged
+    forward_only = trace.environment.forward_only
+    sick = {p.batch for p in trace.passes if p.role == "candidate" and not is_healthy(p, forward_only)}
     return [
         _restand(j, FAULT)
-        if j.birth.origin == "op" and j.standing == NATURAL and (j.reaches_loss or j.reaches_gradients)
+        if j.birth.batch in sick
+        and j.birth.origin == "op"
+        and j.standing == NATURAL
+        and (j.reaches_loss or j.reaches_gradients)
         else j
         for j in judged
     ]

@@ -78,8 +78,8 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     advice = keep_in_fp32(reading, judged)
     if judged.recomputed and birth.dtype != reading.trace.environment.dtype:
         return (
-            f"Backward recomputes this line in {format_name(birth.dtype)}, not in {reading.fmt_name} as forward "
-            "did: give the recomputation the forward's autocast settings."
+            f"Backward recomputes this line in {format_name(birth.dtype)}, not in {reading.fmt_name} like "
+            "forward: give the recomputation the forward's autocast settings."
         )
     if birth.implicit_cast:
         advice = "autocast puts this cast in, the line converts nothing: " + advice
