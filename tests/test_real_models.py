@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import ModelOutput
 
-from case_runner import candidate, codes, lines_of, ops_of, scan, warnings_of
+from ampdoctor.config import Config
+from case_runner import candidate, codes, lines_of, ops_of, run_config, scan, warnings_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -171,9 +173,16 @@ def test_a_complex_parameter_is_measured() -> None:
             return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8)
 
     torch.manual_seed(0)
-    trace, report = scan(Spectral(), torch.randn(3, 8), lambda m, x: mean_square(m(x)), loss_scale=64.0)
+    model, x = Spectral(), torch.randn(3, 8)
+    trace, report = scan(model, x, lambda m, x: mean_square(m(x)), loss_scale=64.0)
     assert report.verdict == "clean"
-    assert [p.name for p in candidate(trace).parameters] == ["weight"]
+    (gradient,) = candidate(trace).parameters
+    mean_square(model(x)).backward()
+    assert model.weight.grad is not None
+    parts = torch.view_as_real(model.weight.grad)  # a real and an imaginary number for each element
+    assert (gradient.name, gradient.numel) == ("weight", 10)
+    assert gradient.absmax == pytest.approx(float(parts.abs().max()), rel=1e-3)
+    assert gradient.relative_error is not None and gradient.relative_error < 1e-2
 
 
 def test_an_empty_batch_has_no_value_and_no_fault() -> None:
@@ -446,14 +455,27 @@ def test_a_packed_sequence_goes_through() -> None:
     assert (report.verdict, warnings_of(report)) == ("clean", [])
 
 
-def test_batch_norm_runs_each_pass_from_the_same_buffers() -> None:
+def test_every_pass_begins_with_the_buffers_as_they_were() -> None:
+    class Counts(nn.Module):
+        calls: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 1)
+            self.norm = nn.BatchNorm1d(4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1  # a second pass that began where the first ended would give twice the output
+            return self.linear(self.norm(x)) * self.calls
+
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    trace, _ = scan(model, torch.randn(8, 4), lambda m, x: mean_square(m(x)), loss_scale=64.0)
-    reference = next(p for p in trace.passes if p.role == "reference")
-    expected = mean_square(model(torch.randn(8, 4, generator=torch.Generator().manual_seed(0))))
-    assert reference.loss is not None and math.isfinite(reference.loss) and math.isfinite(float(expected))
-    assert torch.equal(model[1].num_batches_tracked, torch.tensor(1))  # by the line above, not by the scan
+    model = Counts()
+    trace, report = scan(model, torch.randn(8, 4), lambda m, x: mean_square(m(x)), loss_scale=64.0)
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    losses = [record.loss for record in trace.passes]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-2)
+    assert (float(model.calls), int(model.norm.num_batches_tracked or 0)) == (0.0, 0)
 
 
 def test_sparse_embedding_gradients() -> None:
@@ -499,6 +521,41 @@ def test_a_script_module_is_measured(how: str) -> None:
     assert script.calls == 1
     assert script.opaque or any(r.site.module.startswith("1") for r in candidate(trace).sites)
     assert {p.name for p in candidate(trace).parameters} == {n for n, _ in model.named_parameters()}
+
+
+COMPILED = """
+import torch
+from torch import nn
+
+
+def build_model():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    model[0] = torch.compile(model[0])
+    return torch.compile(model)
+
+
+def build_batch():
+    return torch.randn(3, 4)
+
+
+def compute_loss(model, x):
+    return model(x).float().square().mean()
+"""
+
+
+def test_a_compiled_model_runs_eagerly_and_the_trace_says_so(tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    document = {
+        "model": {"target": "compiled.py:build_model"},
+        "data": {"target": "compiled.py:build_batch"},
+        "loss": {"target": "compiled.py:compute_loss"},
+        "precision": {"loss_scale": 64.0, "device": "cpu"},
+    }
+    trace, report = run_config(Config.model_validate(document).located(tmp_path, "compiled"))
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    assert {m.path: m.compiled for m in trace.modules} == {"": True, "0": True, "1": False, "2": False}
+    assert {r.site.module for r in candidate(trace).sites if r.site.op == "aten::addmm"} == {"0", "2"}
+    assert any("compile" in phrase for phrase in report.not_seen)
 
 
 def test_a_module_that_never_runs_is_a_doubt_and_no_fault() -> None:
