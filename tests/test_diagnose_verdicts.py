@@ -278,7 +278,13 @@ def test_a_nan_made_of_an_overflow_is_not_a_second_fault() -> None:
 
 def test_two_outputs_of_one_call_are_one_fault() -> None:
     loss = birth("", "aten::_ctc_loss", id=0, **GENUINE)
-    table = birth("", "aten::_ctc_loss", id=1, **(GENUINE | {"value": "inf", "reaches_loss": False}))
+    table = birth(
+        "",
+        "aten::_ctc_loss",
+        id=1,
+        site=Site("forward", "", "aten::_ctc_loss", 0, 1),
+        **(GENUINE | {"value": "inf", "reaches_loss": False}),
+    )
     assert codes(sick(loss, table, passes=BOTH_SICK)) == ["error AMP102"]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ampdoctor.diagnose.cause import GENUINE, cause_of
 from ampdoctor.diagnose.inferred import inferred_birth
 from ampdoctor.diagnose.outcome import find_pass, is_healthy, is_materially_wrong
+from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Birth, Trace
 
 FAULT = "fault"
@@ -140,10 +141,10 @@ def _standing(birth: Birth, births: Mapping[int, Birth], reach: Reach, reference
 
 def _one_per_call(judged: list[JudgedBirth]) -> list[JudgedBirth]:
     """An op with several outputs is one fault: the output that comes furthest stands for the call."""
-    best: dict[tuple[int, float, int], JudgedBirth] = {}
+    best: dict[tuple[int, float, int, Site], JudgedBirth] = {}
     for j in judged:
-        if j.birth.origin == "op":
-            call = (j.birth.batch, j.birth.loss_scale, j.birth.order)
+        if j.birth.origin == "op" and j.birth.site is not None:
+            call = (j.birth.batch, j.birth.loss_scale, j.birth.order, replace(j.birth.site, output=0))
             known = best.get(call)
             if known is None or _distance(j) > _distance(known):
                 best[call] = j
@@ -195,16 +196,22 @@ def _with_silent_fault(judged: list[JudgedBirth], trace: Trace) -> list[JudgedBi
     """The first absorbed forward birth becomes the fault where nothing else is and the outcome is wrong."""
     if any(j.is_sick for j in judged):
         return judged
-    suspects = [j for j in judged if j.standing == HARMLESS and j.phase == "forward" and j.cause != GENUINE]
+    if trace.deterministic is False:
+        return judged  # two passes differ anyway: nothing shows that the infinity is to blame
+    suspects = [
+        j
+        for j in judged
+        if j.standing == HARMLESS and j.phase == "forward" and j.cause != GENUINE
+        if _outcome_is_wrong(trace, j.birth.batch)
+    ]
     first = min(suspects, key=_order, default=None)
-    if first is None:
-        return judged
-    batch = first.birth.batch
+    return [_restand(j, SILENT) if j is first else j for j in judged]
+
+
+def _outcome_is_wrong(trace: Trace, batch: int) -> bool:
     reference = find_pass(trace, "reference", batch)
     candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
-    if reference is None or candidate is None or not is_materially_wrong(candidate, reference):
-        return judged
-    return [_restand(j, SILENT) if j is first else j for j in judged]
+    return reference is not None and candidate is not None and is_materially_wrong(candidate, reference)
 
 
 def _restand(judged: JudgedBirth, standing: str) -> JudgedBirth:

@@ -83,9 +83,10 @@ def _message(damage: GradientDamage, loss_scale: float) -> str:
     if not damage.damaged:
         return f"{at}, {percent(damage.lost_fraction)} of all gradient elements become zero."
     worst = damage.damaged[0]
+    lose = "loses" if len(damage.damaged) == 1 else "lose"
     return (
-        f"{at}, {count_words(len(damage.damaged), 'parameter')} lose much of the gradient to rounding: worst "
-        f"{worst.name} with {percent(lost_fraction(worst))}; {percent(damage.lost_fraction)} of all elements."
+        f"{at}, {count_words(len(damage.damaged), 'parameter')} {lose} much of the gradient to rounding: "
+        f"worst {worst.name} with {percent(lost_fraction(worst))}; {percent(damage.lost_fraction)} of all elements."
     )
 
 
