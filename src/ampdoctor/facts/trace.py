@@ -122,7 +122,8 @@ class Pass:
     """One instrumented forward (and backward) of one batch in one precision."""
 
     role: str
-    """``reference`` | ``candidate``"""
+    """``reference`` | ``candidate`` | ``ladder`` (the candidate at another scale, where the configured one
+    overflows in backward: the histograms of that run are the ones to read)"""
     batch: int
     mode: str
     dtype: str
@@ -257,6 +258,24 @@ class BadTensor:
 
 
 @dataclass(frozen=True)
+class ScaleRun:
+    """The candidate, run at one loss scale to see what happens there."""
+
+    batch: int
+    loss_scale: float
+    finite: bool
+    """Every tensor of backward and every gradient."""
+    overflow: SiteRecord | None
+    """The first backward tensor that is not finite."""
+    zeroed: int
+    """Elements of the low-precision tensors that rounding or an earlier zero made zero..."""
+    nonzero: int
+    """...of those nonzero in the reference (before rounding, where it has no such site)."""
+    parameters: tuple[ParameterGradient, ...]
+    """Against the reference; () where not finite."""
+
+
+@dataclass(frozen=True)
 class Trace:
     """Everything seen in one scan."""
 
@@ -277,3 +296,5 @@ class Trace:
     """The seed every pass began with."""
     seconds: float
     interrupted: bool = False
+    scale_runs: tuple[ScaleRun, ...] = ()
+    """Runs of the scale search, in the order made; () where backward could not be judged."""

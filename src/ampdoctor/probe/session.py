@@ -21,19 +21,21 @@ from ampdoctor.facts.trace import (
     ModuleRecord,
     Pass,
     Raised,
+    ScaleRun,
     SiteRecord,
     Trace,
 )
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.births import Seen, describe_births
 from ampdoctor.probe.gradients import compare_gradients
-from ampdoctor.probe.isolation import isolated, named_tensors
+from ampdoctor.probe.isolation import named_tensors, refuse_without_values
 from ampdoctor.probe.observer import Observer, is_countable
 from ampdoctor.probe.origin import Newborn, SecondLook
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.precision import Precision, candidate, choose_device, device_name, reference
 from ampdoctor.probe.reference_watch import ReferenceWatch
 from ampdoctor.probe.run import Run, run_pass
+from ampdoctor.probe.scale_search import ScaleSearch
 from ampdoctor.version import VERSION
 
 Progress = Callable[[str, int, int], None]
@@ -61,6 +63,9 @@ class _Session:
     births: list[Birth] = field(default_factory=list)
     opaque_ops: dict[str, None] = field(default_factory=dict)
     left_ops: dict[str, None] = field(default_factory=dict)
+    exact: dict[int, Run] = field(default_factory=dict)
+    """Batch -> its reference run, whose gradients later passes are compared with."""
+    scale_runs: tuple[ScaleRun, ...] = ()
     first_candidate: Run | None = None
     deterministic: bool | None = None
     observer_changed_loss: bool | None = None
@@ -70,21 +75,24 @@ class _Session:
         started = time.perf_counter()
         self.device = choose_device(self.plan.device)
         model = self.workload.model
+        refuse_without_values(model)
         bad = tuple(_bad_tensors(model, self.workload.batches))
-        with isolated(model, self.workload.batches):
-            for index, batch in enumerate(self.workload.batches):
-                try:
-                    self._batch(index, batch)
-                except KeyboardInterrupt:
-                    self.interrupted = True
-                if self.interrupted:
-                    break
+        for index, batch in enumerate(self.workload.batches):
+            try:
+                self._batch(index, batch)
+            except KeyboardInterrupt:
+                self.interrupted = True
+            if self.interrupted:
+                break
+        if self.plan.search_scale and self._backward_can_be_judged():
+            self._search_scale()
         return Trace(
             environment=self._environment(),
             modules=self._modules(),
             bad_tensors=bad,
             passes=tuple(self.passes),
             births=tuple(self.births),
+            scale_runs=self.scale_runs,
             opaque_ops=tuple(sorted(self.opaque_ops)),
             refused_ops=tuple(sorted(self.left_ops)),
             deterministic=self.deterministic,
@@ -100,6 +108,7 @@ class _Session:
         steps = 2 * len(self.workload.batches)
         self.progress(f"FP32 reference, batch {index}", 2 * index, steps)
         exact = self._plain(batch, reference(self.device))
+        self.exact[index] = exact
         self._keep(index, exact, exact, {})
         if self.interrupted:
             return
@@ -120,6 +129,40 @@ class _Session:
         self._keep(index, run, exact, look.exact if look is not None else {}, records)
         if look is not None:
             self._describe(index, batch, precision, look)
+
+    # -- the loss scales that work
+
+    def _backward_can_be_judged(self) -> bool:
+        """Every batch has gradients, and no fault of the forward or the data spoils them."""
+        candidates = [p for p in self.passes if p.role == "candidate"]
+        spoiled = any(
+            (b.site is None or b.site.phase == "forward") and (b.reaches_loss or b.reaches_gradients)
+            for b in self.births
+        )
+        return (
+            not self.interrupted
+            and not spoiled
+            and bool(candidates)
+            and all(p.backward_ran and p.raised is None for p in candidates)
+        )
+
+    def _search_scale(self) -> None:
+        search = ScaleSearch(
+            [p for p in self.passes if p.role == "reference"],
+            [p for p in self.passes if p.role == "candidate"],
+            self._at_scale,
+            self.plan.scale_margin_bits,
+            self.plan.underflow_limit,
+        )
+        search.run()
+        self.scale_runs = () if self.interrupted else tuple(search.runs)
+        configured = {id(p) for p in self.passes}
+        self.passes += [p for p in search.recordings.values() if id(p) not in configured]
+
+    def _at_scale(self, index: int, scale: float) -> Pass:
+        self.progress(f"loss scale {scale:,.0f}, batch {index}", 1, 1)
+        run = self._plain(self.workload.batches[index], candidate(self.plan, self.device, scale))
+        return replace(self._pass(index, run, self.exact[index], {}, run.observer.records()), role="ladder")
 
     def _plain(self, batch: Any, precision: Precision) -> Run:
         def make(locator: Any) -> Observer:
@@ -175,25 +218,28 @@ class _Session:
         self, index: int, run: Run, exact: Run, counts: dict[Site, Any],
         records: tuple[SiteRecord, ...] | None = None,
     ) -> None:  # fmt: skip
-        """Turns a run into a Pass; its tensors are let go after this."""
-        p = run.precision
         records = run.observer.records() if records is None else records
-        self.passes.append(
-            Pass(
-                role=p.role,
-                batch=index,
-                mode=p.mode,
-                dtype=str(p.dtype).removeprefix("torch."),
-                loss_scale=p.loss_scale,
-                loss=float(run.loss) if run.loss is not None and run.loss.numel() == 1 else None,
-                loss_dtype=str(run.loss.dtype).removeprefix("torch.") if run.loss is not None else "",
-                raised=run.raised,
-                sites=tuple(_with_counts(r, counts) for r in records),
-                parameters=compare_gradients(run.gradients, p.loss_scale, exact.gradients),
-                seconds=run.seconds,
-                backward_ran=run.backward_ran,
-                interrupted=run.interrupted,
-            )
+        self.passes.append(self._pass(index, run, exact, counts, records))
+
+    def _pass(
+        self, index: int, run: Run, exact: Run, counts: dict[Site, Any], records: tuple[SiteRecord, ...]
+    ) -> Pass:
+        """The facts of a run, without its tensors."""
+        p = run.precision
+        return Pass(
+            role=p.role,
+            batch=index,
+            mode=p.mode,
+            dtype=str(p.dtype).removeprefix("torch."),
+            loss_scale=p.loss_scale,
+            loss=float(run.loss) if run.loss is not None and run.loss.numel() == 1 else None,
+            loss_dtype=str(run.loss.dtype).removeprefix("torch.") if run.loss is not None else "",
+            raised=run.raised,
+            sites=tuple(_with_counts(r, counts) for r in records),
+            parameters=compare_gradients(run.gradients, p.loss_scale, exact.gradients),
+            seconds=run.seconds,
+            backward_ran=run.backward_ran,
+            interrupted=run.interrupted,
         )
 
     def _refuse_general_failure(self, exact: Run, run: Run) -> None:

@@ -1,0 +1,5 @@
+"""``python -m ampdoctor``."""
+
+from ampdoctor.cli.main import main
+
+main()

@@ -1,0 +1,61 @@
+"""Which parameters lose gradient that matters, from the numbers of a comparison with the reference.
+
+The limits are calibrated on the ground-truth cases in ``tests/cases``; each says what it lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ampdoctor.facts.trace import ParameterGradient
+
+GRADIENT_ERROR = 0.2
+"""Healthy FP16 gradients err by less than 0.02 against FP32, BF16 by less than 0.05; a layer that receives
+nothing errs by 1."""
+LOST_SHARE = 0.2
+"""A parameter that loses more of its gradient elements than this does not learn what FP32 teaches it..."""
+LOST_ERROR = 0.05
+"""...unless what it lost was negligible: the gradient as a whole still agrees to this relative error."""
+NOISE = 1e-5
+"""A gradient this far below the largest of its own module is rounding noise around zero (FP32 keeps 6e-8, and
+a sum of many terms ten times less): a bias in front of a BatchNorm, the bias of an attention key."""
+SCALE_DEPENDENT = 2.0
+"""An error that falls by this factor at a better scale was underflow; one that stays is plain rounding."""
+
+
+def without_noise(parameters: Sequence[ParameterGradient]) -> list[ParameterGradient]:
+    """The parameters whose reference gradient is more than rounding noise around zero."""
+    largest: dict[str, float] = {}
+    for p in parameters:
+        module = p.name.rpartition(".")[0]
+        largest[module] = max(largest.get(module, 0.0), p.reference_absmax or 0.0)
+    return [p for p in parameters if (p.reference_absmax or 0.0) > NOISE * largest[p.name.rpartition(".")[0]]]
+
+
+def lost_fraction(parameter: ParameterGradient) -> float | None:
+    """Elements lost, of those nonzero in the reference; None where there is no such element."""
+    if parameter.lost is None or not parameter.reference_nonzero:
+        return None
+    return parameter.lost / parameter.reference_nonzero
+
+
+def is_harmed(parameter: ParameterGradient, error_at_best: float | None) -> bool:
+    """True where underflow takes gradient that matters.
+
+    ``error_at_best`` is the parameter's relative error at the best loss scale known; None where no other
+    scale was run.
+    """
+    share, error = lost_fraction(parameter), parameter.relative_error
+    if error is None:
+        return False
+    if share is not None and share > LOST_SHARE and error > LOST_ERROR:
+        return True
+    return error_at_best is not None and error > GRADIENT_ERROR and error > SCALE_DEPENDENT * error_at_best
+
+
+def harmed(
+    parameters: Sequence[ParameterGradient], best: Mapping[str, float | None] | None = None
+) -> list[ParameterGradient]:
+    """The parameters that underflow harms, worst first; ``best``: relative errors at the best scale known."""
+    found = [p for p in without_noise(parameters) if is_harmed(p, (best or {}).get(p.name))]
+    return sorted(found, key=lambda p: (-(lost_fraction(p) or 0.0), -(p.relative_error or 0.0)))

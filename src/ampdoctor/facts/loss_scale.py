@@ -1,0 +1,175 @@
+"""The arithmetic of loss scales: what one recorded backward says about every other power of two.
+
+Multiplying the loss by 2^k multiplies every gradient by 2^k, exactly, until a format rounds it. So the
+histogram of a tensor *before* rounding, shifted by k, gives the zeros and the overflows of that tensor at the
+other scale. What it leaves out: a value that becomes zero upstream is zero downstream as well, even where it
+would have been multiplied back into the range; the share that is lost at a low scale is at least the share
+given here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
+from ampdoctor.facts.site import Site, Source
+from ampdoctor.facts.stats import TensorStats
+from ampdoctor.facts.trace import Pass, SiteRecord
+
+LOWEST, HIGHEST = 0, 32
+"""Exponents of the loss scales that a sweep covers."""
+HIGHEST_RECOMMENDED = 24
+"""Exponent of the highest scale that is recommended: a gradient that needs more lies below 2^-49, where the
+FP32 sums of an optimizer do not see it either."""
+LOW_PRECISION = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class GradientTensor:
+    """One low-precision tensor of a recorded backward, as it is at loss scale 1."""
+
+    site: Site
+    source: Source | None
+    forward_op: str
+    batch: int
+    fmt: FloatFormat
+    absmax: float
+    """Largest magnitude before rounding, divided by the loss scale of the recording."""
+    stats: TensorStats
+    recorded_at: int
+    """Exponent of the loss scale of the recording."""
+    nonzero: int
+    """Elements that are not zero in the reference; where it has no such site (a cast), before rounding."""
+
+    def overflows(self, exponent: int, fmt: FloatFormat | None = None) -> bool:
+        """True where an element rounds to inf at loss scale 2^exponent."""
+        return math.ldexp(self.absmax, exponent) >= (fmt or self.fmt).overflow_at
+
+    def kept(self, exponent: int, fmt: FloatFormat | None = None) -> int:
+        """Elements that are still nonzero after rounding at loss scale 2^exponent."""
+        histogram = self.stats.histogram.shift(exponent - self.recorded_at)
+        return histogram.nonzero - histogram.flushed(fmt or self.fmt)
+
+    @property
+    def ceiling(self) -> int:
+        """Exponent of the largest power of two at which nothing here overflows."""
+        return ceiling_of(self.absmax, self.fmt)
+
+    @property
+    def rounds(self) -> bool:
+        """The values were seen before they were rounded here, not only moved."""
+        return self.stats.flushed is not None
+
+
+@dataclass(frozen=True)
+class ScalePoint:
+    """What the recordings say about one loss scale."""
+
+    exponent: int
+    overflowing: int
+    """Tensors in which an element overflows."""
+    overflowed_elements: int
+    """Elements of magnitude 2^16 and above, in FP16: not those between 65520 and there, which overflow too."""
+    underflow_fraction: float
+    """Elements that become zero, of those nonzero in the reference, over all tensors that round."""
+
+
+def ceiling_of(absmax: float, fmt: FloatFormat) -> int:
+    """The largest k for which absmax * 2^k does not round to inf."""
+    if absmax <= 0:
+        return HIGHEST
+    k = math.frexp(fmt.overflow_at)[1] - math.frexp(absmax)[1]
+    return k if math.ldexp(absmax, k) < fmt.overflow_at else k - 1
+
+
+def is_power_of_two(scale: float) -> bool:
+    """True for a scale that shifts exponents and changes no mantissa."""
+    return math.frexp(scale)[0] == 0.5
+
+
+def gradient_tensors(recorded: Pass, reference: Pass | None) -> list[GradientTensor]:
+    """The low-precision tensors of a pass's backward; [] where its scale is no power of two.
+
+    ``recorded`` must be finite in backward but for what is infinite by design, which is left out.
+    """
+    if not is_power_of_two(recorded.loss_scale):
+        return []
+    twins = {r.site: r for r in reference.sites if r.site.phase == "backward"} if reference else {}
+    return [
+        _tensor(r, recorded, twins.get(r.site))
+        for r in recorded.sites
+        if r.site.phase == "backward"
+        and r.stats.dtype in LOW_PRECISION
+        and r.stats.numel
+        and r.stats.is_finite
+    ]
+
+
+def _tensor(record: SiteRecord, recorded: Pass, twin: SiteRecord | None) -> GradientTensor:
+    stats = record.stats
+    exponent = math.frexp(recorded.loss_scale)[1] - 1
+    before = stats.absmax_before_rounding
+    absmax = before if before is not None else stats.absmax or 0.0
+    paired = twin is not None and twin.stats.numel == stats.numel
+    return GradientTensor(
+        record.site,
+        record.source,
+        record.forward_op,
+        recorded.batch,
+        FLOAT_FORMATS[stats.dtype],
+        math.ldexp(absmax, -exponent),
+        stats,
+        exponent,
+        twin.stats.histogram.nonzero if twin is not None and paired else stats.histogram.nonzero,
+    )
+
+
+def limiting(tensors: Iterable[GradientTensor]) -> GradientTensor | None:
+    """The tensor that overflows first as the scale rises; of several, the one backward makes first."""
+    return max(tensors, key=lambda t: t.absmax / t.fmt.overflow_at, default=None)
+
+
+def underflow_fraction(
+    tensors: Sequence[GradientTensor], exponent: int, fmt: FloatFormat | None = None
+) -> float:
+    """Elements that become zero at loss scale 2^exponent, of those nonzero in the reference."""
+    rounding = _counted(tensors)
+    nonzero = sum(t.nonzero for t in rounding)
+    if not nonzero:
+        return 0.0
+    return max(0.0, 1.0 - sum(min(t.kept(exponent, fmt), t.nonzero) for t in rounding) / nonzero)
+
+
+def most_flushed(tensors: Sequence[GradientTensor], exponent: int) -> GradientTensor | None:
+    """The tensor that loses most elements at loss scale 2^exponent; None where none loses any."""
+    lost = [(t.nonzero - t.kept(exponent), i) for i, t in enumerate(_counted(tensors))]
+    most = max(lost, default=(0, 0), key=lambda pair: (pair[0], -pair[1]))
+    return _counted(tensors)[most[1]] if most[0] > 0 else None
+
+
+def _counted(tensors: Sequence[GradientTensor]) -> list[GradientTensor]:
+    """Those that round; all of them where no rounding was seen (a GPU's kernels do not show it)."""
+    return [t for t in tensors if t.rounds] or list(tensors)
+
+
+def sweep(tensors: Sequence[GradientTensor], fmt: FloatFormat | None = None) -> list[ScalePoint]:
+    """One point per power of two from 2^0 to 2^32."""
+    return [
+        ScalePoint(
+            k,
+            sum(t.overflows(k, fmt) for t in tensors),
+            sum(t.stats.histogram.shift(k - t.recorded_at).overflowed(fmt or t.fmt) for t in tensors),
+            underflow_fraction(tensors, k, fmt),
+        )
+        for k in range(LOWEST, HIGHEST + 1)
+    ]
+
+
+def floor_of(tensors: Sequence[GradientTensor], limit: float, fmt: FloatFormat | None = None) -> int | None:
+    """The smallest exponent at which less than ``limit`` of the elements become zero; None up to 2^32."""
+    for k in range(LOWEST, HIGHEST + 1):
+        if underflow_fraction(tensors, k, fmt) < limit:
+            return k
+    return None

@@ -1,0 +1,196 @@
+"""Which loss scales work, predicted from recorded histograms and then run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ampdoctor.facts.gradient_harm import harmed
+from ampdoctor.facts.loss_scale import (
+    HIGHEST,
+    HIGHEST_RECOMMENDED,
+    LOWEST,
+    GradientTensor,
+    ceiling_of,
+    floor_of,
+    gradient_tensors,
+    is_power_of_two,
+    limiting,
+)
+from ampdoctor.facts.trace import Pass, ScaleRun, SiteRecord
+
+RunAt = Callable[[int, float], Pass]
+"""(batch, loss scale) -> the candidate's pass there."""
+_MOST_CORRECTIONS = 8
+"""Wrong predictions after which the search takes what it has seen."""
+
+
+@dataclass
+class ScaleSearch:
+    """The runs it took, and of each batch the finite pass whose histograms say most about other scales."""
+
+    references: Sequence[Pass]
+    candidates: Sequence[Pass]
+    """The passes at the configured scale, one per batch, in the references' order."""
+    run_at: RunAt
+    margin_bits: float
+    underflow_limit: float
+    runs: list[ScaleRun] = field(default_factory=list)
+    recordings: dict[int, Pass] = field(default_factory=dict)
+    """Batch -> the finite pass to read. A batch without one has no scale that works."""
+    _known: dict[tuple[int, float], Pass] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Finds the ceiling, runs the first scale past it and the recommended one, and the low end."""
+        for candidate in self.candidates:
+            self._know(candidate)
+            if self._is_finite(candidate) and is_power_of_two(candidate.loss_scale):
+                self.recordings[candidate.batch] = candidate
+            elif self._is_finite(lowest := self._at(candidate.batch, 2.0**LOWEST)):
+                self.recordings[candidate.batch] = lowest
+            else:
+                return  # no scale of 1 or more works, and below 1 there is nothing to find
+        best = self._recommended()
+        if best is not None:
+            self._low_end(best)
+
+    def _recommended(self) -> int | None:
+        """The exponent that was proven to work; None where the search did not end."""
+        worst_known = HIGHEST + 1
+        for _ in range(_MOST_CORRECTIONS):
+            predicted = self._ceiling()
+            if predicted is None:
+                return None
+            batch, ceiling = predicted
+            ceiling = min(ceiling, worst_known - 1)
+            if ceiling < HIGHEST:
+                past = self._at(batch, 2.0 ** (ceiling + 1))
+                if self._is_finite(past):
+                    self._read(past)
+                    if self._ceiling() == predicted:
+                        return None  # what overflows by prediction does not overflow: nothing to go on
+                    continue
+            chosen = recommended_exponent(ceiling, self.margin_bits)
+            if chosen is None:
+                return None
+            passes = [self._at(c.batch, 2.0**chosen) for c in self.candidates]
+            if all(map(self._is_finite, passes)):
+                for p in passes:
+                    self._read(p)
+                return chosen
+            worst_known = chosen
+        return None
+
+    def _low_end(self, best: int) -> None:
+        """Where counting zeros leaves no window, asks the parameters: the lowest scale that harms none."""
+        low = floor_of(self._tensors(), self.underflow_limit)
+        if low is not None and low <= best:
+            return
+        errors = {
+            p.batch: {q.name: q.relative_error for q in p.parameters}
+            for p in (self._at(c.batch, 2.0**best) for c in self.candidates)
+        }
+
+        def works(exponent: int) -> bool:
+            passes = [self._at(c.batch, 2.0**exponent) for c in self.candidates]
+            return all(self._is_finite(p) and not harmed(p.parameters, errors[p.batch]) for p in passes)
+
+        if not works(best):
+            return
+        bad, good = LOWEST - 1, best
+        while good - bad > 1:
+            middle = (good + bad) // 2
+            if works(middle):
+                good = middle
+            else:
+                bad = middle
+
+    def _ceiling(self) -> tuple[int, int] | None:
+        """(batch, exponent) of the lowest ceiling among the batches; None without low-precision gradients."""
+        first = limiting(self._tensors())
+        return None if first is None else (first.batch, ceiling_of(first.absmax, first.fmt))
+
+    def _tensors(self) -> list[GradientTensor]:
+        return [t for b, p in self.recordings.items() for t in gradient_tensors(p, self._twin(b))]
+
+    def _read(self, recorded: Pass) -> None:
+        """Prefers a recording at a higher scale to one below it: less of it was flushed."""
+        known = self.recordings.get(recorded.batch)
+        if known is None or known.loss_scale < recorded.loss_scale:
+            self.recordings[recorded.batch] = recorded
+
+    def _at(self, batch: int, scale: float) -> Pass:
+        known = self._known.get((batch, scale))
+        if known is None:
+            known = self.run_at(batch, scale)
+            self._know(known)
+        return known
+
+    def _know(self, run: Pass) -> None:
+        self._known[run.batch, run.loss_scale] = run
+        self.runs.append(scale_run(run, self._twin(run.batch)))
+
+    def _is_finite(self, run: Pass) -> bool:
+        return is_finite(run, self._twin(run.batch))
+
+    def _twin(self, batch: int) -> Pass | None:
+        return next((p for p in self.references if p.batch == batch), None)
+
+
+def recommended_exponent(ceiling: int, margin_bits: float) -> int | None:
+    """The top of the window, capped; without room for the margin the ceiling itself; None below 2^0."""
+    if ceiling < LOWEST:
+        return None
+    top = ceiling - math.ceil(margin_bits)
+    return min(top if top >= LOWEST else ceiling, HIGHEST_RECOMMENDED)
+
+
+def overflows(run: Pass, reference: Pass | None) -> list[SiteRecord]:
+    """The backward tensors that are not finite here and are in the reference, in the order they were made.
+
+    What is infinite in FP32 as well is so by design: a mask's -inf that a gradient formula reads.
+    """
+    by_design = {
+        r.site
+        for r in (reference.sites if reference else ())
+        if r.site.phase == "backward" and not r.stats.is_finite
+    }
+    broken = [
+        r
+        for r in run.sites
+        if r.site.phase == "backward" and not r.stats.is_finite and r.site not in by_design
+    ]
+    return sorted(broken, key=lambda r: r.order)
+
+
+def is_finite(run: Pass, reference: Pass | None) -> bool:
+    """Backward ran, no gradient is NaN or inf, and nothing on the way is that the reference has finite."""
+    return (
+        run.raised is None
+        and not run.interrupted
+        and run.backward_ran
+        and all(p.nan == 0 and p.inf == 0 for p in run.parameters)
+        and not overflows(run, reference)
+    )
+
+
+def scale_run(run: Pass, reference: Pass | None) -> ScaleRun:
+    """What a pass says about its loss scale."""
+    finite = is_finite(run, reference)
+    zeroed = nonzero = 0
+    if finite:
+        for tensor in gradient_tensors(run, reference):
+            if tensor.rounds:
+                kept = tensor.stats.numel - tensor.stats.zeros
+                nonzero += tensor.nonzero
+                zeroed += max(0, tensor.nonzero - kept)
+    return ScaleRun(
+        batch=run.batch,
+        loss_scale=run.loss_scale,
+        finite=finite,
+        overflow=None if finite else next(iter(overflows(run, reference)), None),
+        zeroed=zeroed,
+        nonzero=nonzero,
+        parameters=run.parameters if finite else (),
+    )
