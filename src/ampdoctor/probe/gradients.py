@@ -22,14 +22,14 @@ def _compare(name: str, scaled: Tensor | None, scale: float, exact: Tensor | Non
     if scaled is None:
         # The parameter took part in FP32 only; it got nothing here.
         scaled = torch.zeros_like(present)
-    unscaled = scaled.float() / scale
+    unscaled = _wide(scaled) / scale
     finite = torch.isfinite(unscaled)
     sound = bool(finite.all())
     absmax = float(unscaled[finite].abs().max()) if bool(finite.any()) else None
     reference_absmax = reference_norm = relative_error = cosine = None
     nonzero = lost = None
     if exact is not None and bool(torch.isfinite(exact).all()):
-        exact = exact.float()
+        exact = _wide(exact)
         nonzero = int(torch.count_nonzero(exact))
         lost = int(((exact != 0) & (unscaled == 0)).sum())
         reference_absmax = float(exact.abs().max()) if exact.numel() else None
@@ -42,7 +42,7 @@ def _compare(name: str, scaled: Tensor | None, scale: float, exact: Tensor | Non
                 cosine = max(-1.0, min(1.0, product / (size * reference_norm)))
     return ParameterGradient(
         name,
-        present.numel(),
+        unscaled.numel(),
         str(present.dtype).removeprefix("torch."),
         absmax,
         int(torch.isnan(unscaled).sum()),
@@ -55,6 +55,13 @@ def _compare(name: str, scaled: Tensor | None, scale: float, exact: Tensor | Non
         cosine,
         reference_norm,
     )
+
+
+def _wide(gradient: Tensor) -> Tensor:
+    """In FP32, or FP64 where it is that; complex numbers as their real and imaginary parts."""
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient.resolve_conj())
+    return gradient if gradient.dtype == torch.float64 else gradient.float()
 
 
 def _norm(x: Tensor) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import collections.abc
 import copy
 import random
 import sys
@@ -12,16 +14,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ampdoctor.errors import ProbeError
+from ampdoctor.probe.process_flags import flags_kept
+
 
 @contextmanager
-def isolated(model: nn.Module, batches: tuple[Any, ...]) -> Iterator[None]:
-    """Restores on exit all that a pass may touch of the model, the batches and the process."""
+def isolated(model: nn.Module, batch: Any) -> Iterator[None]:
+    """Restores on exit all that a pass may touch of the model, the batch and the process.
+
+    Once around every pass: the next one starts from the very same state.
+    """
     with ExitStack() as stack:
         stack.enter_context(_rng_kept())
-        stack.enter_context(_flags_kept())
+        stack.enter_context(flags_kept())
         stack.enter_context(_modules_kept(model))
-        stack.enter_context(_gradients_kept([*model.parameters(), *_leaves(batches)]))
+        stack.enter_context(_plain_tensors_kept(model))
+        stack.enter_context(_leaves_kept([*model.parameters(), *_leaves(batch)]))
         yield
+
+
+def refuse_without_values(model: nn.Module) -> None:
+    """Nothing; raises ProbeError for a model some of whose weights or buffers are not there yet."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ProbeError(
+                f"the model is not complete: {name}, of a lazy module, has no shape before its first call",
+                "call the model once on a batch where it is built, then return it",
+            )
+        if tensor.is_meta:
+            raise ProbeError(
+                f"the model has no values: {name} is on the meta device",
+                "build it outside torch.device('meta'), or load its weights before returning it",
+            )
 
 
 @contextmanager
@@ -58,13 +82,22 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def batch_copy(batch: Any, device: torch.device) -> Any:
-    """The batch with its own tensors, on ``device``; leaves keep ``requires_grad``, without a gradient."""
+    """The batch with its own tensors, on ``device``; leaves keep ``requires_grad``, without a gradient.
+
+    Raises ProbeError for a batch that holds something no one can copy.
+    """
     memo: dict[int, Any] = {}
     for tensor in _leaves(batch):
         # deepcopy keeps a leaf's .grad and refuses a tensor with a history; a copy made here does neither.
         moved = tensor.detach().to(device, copy=True)
         memo[id(tensor)] = moved.requires_grad_(tensor.requires_grad)
-    return copy.deepcopy(batch, memo)
+    try:
+        return copy.deepcopy(batch, memo)
+    except Exception as error:
+        raise ProbeError(
+            f"the batch cannot be copied, and every pass needs a fresh one: {type(error).__name__}: {error}",
+            "leave generators, locks, open files and the like out of what the data target returns",
+        ) from error
 
 
 def map_floating(batch: Any, convert: Any) -> Any:
@@ -79,17 +112,35 @@ def map_floating(batch: Any, convert: Any) -> Any:
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor in a nested batch with its place: ``["x"]``, ``[0]``, ``.mask``."""
+    yield from _named_tensors(value, name, {})
+
+
+def _named_tensors(value: Any, name: str, entered: dict[int, Any]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
-    elif isinstance(value, dict) or hasattr(value, "items"):
+        return
+    if isinstance(value, (type, nn.Module)) or id(value) in entered:  # a batch may hold itself
+        return
+    entered[id(value)] = value
+    if isinstance(value, collections.abc.Mapping):
         for key, item in value.items():
-            yield from named_tensors(item, f"{name}[{key!r}]")
+            yield from _named_tensors(item, f"{name}[{key!r}]", entered)
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
-            yield from named_tensors(item, f"{name}[{i}]")
-    elif hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)):
-        for key, item in vars(value).items():
-            yield from named_tensors(item, f"{name}.{key}")
+            yield from _named_tensors(item, f"{name}[{i}]", entered)
+    else:
+        for key, item in _attributes(value):
+            yield from _named_tensors(item, f"{name}.{key}", entered)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, in its ``__dict__`` or its slots."""
+    yield from getattr(value, "__dict__", {}).items()
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for key in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, key) and not key.startswith("__"):
+                yield key, getattr(value, key)
 
 
 def _leaves(batch: Any) -> list[Tensor]:
@@ -112,63 +163,58 @@ def _rng_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _flags_kept() -> Iterator[None]:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    precision = torch.get_float32_matmul_precision()
-    flags = (matmul.allow_tf32, cudnn.allow_tf32, torch.get_default_dtype(), torch.is_grad_enabled())
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        matmul.allow_tf32, cudnn.allow_tf32 = flags[0], flags[1]
-        torch.set_default_dtype(flags[2])
-        torch.set_grad_enabled(flags[3])
-
-
-@contextmanager
-def tf32_off() -> Iterator[None]:
-    """FP32 products in FP32, not in the 10-bit mantissa of TF32."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, cudnn.allow_tf32)
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
-@contextmanager
 def _modules_kept(model: nn.Module) -> Iterator[None]:
-    """Puts back each module's attributes, and its registries' entries (one level: not inside a list)."""
-    saved: list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]] = []
+    """Puts back each module's attributes, and what its lists, dicts and sets hold (one level deep)."""
+    saved: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue  # its attributes live in the script, which only its own code can change
-        registries = {
-            k: dict(v) for k, v in vars(module).items() if k.startswith("_") and isinstance(v, dict)
-        }
-        saved.append((module, dict(vars(module)), registries))
+        contents = [(v, copy.copy(v)) for v in vars(module).values() if type(v) in _CONTAINERS]
+        saved.append((module, dict(vars(module)), contents))
     try:
         yield
     finally:
-        for module, attributes, registries in saved:
+        for module, attributes, contents in saved:
             vars(module).clear()
             vars(module).update(attributes)
-            for name, entries in registries.items():
-                registry = attributes[name]
-                registry.clear()
-                registry.update(entries)
+            for container, before in contents:
+                container.clear()
+                (container.extend if isinstance(container, _SEQUENCES) else container.update)(before)
+
+
+_SEQUENCES = (list, collections.deque)
+_CONTAINERS = (*_SEQUENCES, dict, collections.OrderedDict, collections.defaultdict, set)
 
 
 @contextmanager
-def _gradients_kept(tensors: list[Tensor]) -> Iterator[None]:
-    leaves = [t for t in tensors if t.is_leaf]
-    gradients = [t.grad for t in leaves]
-    for t in leaves:
+def _plain_tensors_kept(model: nn.Module) -> Iterator[None]:
+    """Lets a pass write to copies of the tensors that are attributes and no buffers."""
+    tensors = {
+        id(v): v
+        for module in model.modules()
+        for v in vars(module).values()
+        if type(v) is Tensor and v.layout == torch.strided and not v.is_inference() and not v.is_meta
+    }
+    originals = [(tensor, tensor.data) for tensor in tensors.values()]
+    try:
+        for tensor, data in originals:
+            tensor.data = data.clone()
+        yield
+    finally:
+        for tensor, data in originals:
+            tensor.data = data
+
+
+@contextmanager
+def _leaves_kept(tensors: list[Tensor]) -> Iterator[None]:
+    """Puts back the gradients of leaves, the same tensors, and whether they require any."""
+    leaves = [(t, t.grad, t.requires_grad) for t in tensors if t.is_leaf]
+    for t, _, _ in leaves:
         t.grad = None
     try:
         yield
     finally:
-        for t, gradient in zip(leaves, gradients, strict=True):
+        for t, gradient, requires in leaves:
             t.grad = None
+            t.requires_grad_(requires)
             t.grad = gradient

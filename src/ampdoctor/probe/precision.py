@@ -13,8 +13,9 @@ from torch import nn
 
 from ampdoctor.errors import ConfigError
 from ampdoctor.probe.cuda_on_cpu import cuda_autocast_policy
-from ampdoctor.probe.isolation import tf32_off, working_copy
+from ampdoctor.probe.isolation import working_copy
 from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.process_flags import tf32_off
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -50,9 +51,9 @@ class Precision:
                 # A compiled function's graph would hide every op inside it. (Importing dynamo for this, where
                 # nothing was compiled, would cost seconds.)
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            if self.role == "reference":
+            if self.role == "reference" or self.emulates_cuda:
                 stack.enter_context(tf32_off())
-            elif self.emulates_cuda:
+            if self.emulates_cuda:
                 stack.enter_context(cuda_autocast_policy())
             yield
 

@@ -15,7 +15,7 @@ from ampdoctor.facts.trace import Raised
 from ampdoctor.load.traceback import user_traceback
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.cuda_on_cpu import EmulatedRefusal
-from ampdoctor.probe.isolation import batch_copy, map_floating, named_tensors, seeded
+from ampdoctor.probe.isolation import batch_copy, isolated, map_floating, named_tensors, seeded
 from ampdoctor.probe.location import ModuleStack, line_of_exception, source_of
 from ampdoctor.probe.observer import Locator, Observer
 from ampdoctor.probe.origin import SecondLook
@@ -56,7 +56,7 @@ def run_pass(
     observer = make_observer(locator)
     run = Run(precision, observer, modules)
     started = time.perf_counter()
-    with precision.open(model), modules.watch(), seeded(seed):
+    with isolated(model, batch), precision.open(model), modules.watch(), seeded(seed):
         data = batch_copy(batch, precision.device)
         if isinstance(observer, SecondLook):
             _introduce(observer, workload, data)
@@ -67,7 +67,7 @@ def run_pass(
             raise
         except KeyboardInterrupt:
             run.interrupted = True
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if _is_out_of_memory(error):
                 raise ProbeError(
                     f"out of memory in the {precision.role} pass: {str(error).splitlines()[0]}",
@@ -127,7 +127,7 @@ def _conclude(look: SecondLook, run: Run) -> None:
             look.births[number].reaches_gradients.append(name)
 
 
-def _raised(error: Exception, run: Run, phase: str) -> Raised:
+def _raised(error: BaseException, run: Run, phase: str) -> Raised:
     observer = run.observer
     in_op = observer.failed is not None and observer.failed[0] is error
     op = constant = place = None
@@ -151,7 +151,7 @@ def _raised(error: Exception, run: Run, phase: str) -> Raised:
     )
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )

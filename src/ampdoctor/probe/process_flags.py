@@ -1,0 +1,89 @@
+"""The process-wide switches of PyTorch that change what a model computes, kept and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+_cuda, _cudnn, _mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+
+
+class _Switch(NamedTuple):
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+    def value(self) -> Any:
+        """What it is set to; None where it cannot be read now."""
+        try:
+            return self.read()
+        except RuntimeError:
+            # The older names of the TF32 switches refuse to be read once the newer ones were used.
+            return None
+
+    def set(self, value: Any) -> None:
+        """Written only where it differs: a write also cuts the tie to the switch it inherits from."""
+        if value is not None and self.value() != value:
+            self.write(value)
+
+
+def _attribute(owner: Any, name: str) -> _Switch:
+    return _Switch(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+
+
+_PRECISION = _Switch(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+_OLD_TF32 = (_attribute(_cuda.matmul, "allow_tf32"), _attribute(_cudnn, "allow_tf32"))
+_NEW_TF32 = tuple(
+    # torch 2.9 and later; those that others inherit from come first
+    _attribute(owner, "fp32_precision")
+    for owner in (
+        torch.backends, _cudnn, _mkldnn, _cuda.matmul,
+        *(getattr(family, op, None) for family in (_cudnn, _mkldnn) for op in ("conv", "rnn", "matmul")),
+    )
+    if hasattr(owner, "fp32_precision")
+)  # fmt: skip
+_TF32 = (_PRECISION, *_OLD_TF32, *_NEW_TF32)
+"""In an order that restores all: an older switch sets newer ones with it."""
+
+_FLAGS = (
+    *_TF32,
+    _Switch(torch.get_default_dtype, torch.set_default_dtype),
+    _Switch(torch.is_grad_enabled, torch.set_grad_enabled),
+    _Switch(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    _Switch(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    _attribute(_cudnn, "enabled"),
+    _attribute(_cudnn, "benchmark"),
+    _attribute(_cudnn, "deterministic"),
+)
+
+
+@contextmanager
+def flags_kept() -> Iterator[None]:
+    """Every switch as it was, on exit."""
+    with _kept(_FLAGS):
+        yield
+
+
+@contextmanager
+def tf32_off() -> Iterator[None]:
+    """FP32 products in FP32, not with the 10 bits of TF32 (or, on a CPU that has it, the 7 of BF16)."""
+    with _kept(_TF32):
+        _PRECISION.set("highest")
+        for switch in _OLD_TF32:
+            switch.set(False)
+        for switch in _NEW_TF32:
+            if switch.value() in ("tf32", "bf16"):
+                switch.write("ieee")
+        yield
+
+
+@contextmanager
+def _kept(switches: tuple[_Switch, ...]) -> Iterator[None]:
+    before = [switch.value() for switch in switches]
+    try:
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.set(value)
