@@ -35,12 +35,20 @@ def test_the_config_in_the_readme_is_valid() -> None:
     config = Config.model_validate(yaml.safe_load(CONFIG_BLOCK))
     assert config.precision == schema.PrecisionSection()
     assert config.rules == schema.RulesSection()
-    assert config.limits == schema.LimitsSection()
+    assert config.limits.headroom_bits == schema.LimitsSection().headroom_bits
+    assert config.gate == schema.GateSection()
 
 
 @pytest.mark.parametrize(
     "section",
-    [Config, schema.ModelSection, schema.PrecisionSection, schema.RulesSection, schema.LimitsSection],
+    [
+        Config,
+        schema.ModelSection,
+        schema.PrecisionSection,
+        schema.RulesSection,
+        schema.LimitsSection,
+        schema.GateSection,
+    ],
     ids=lambda section: section.__name__,
 )
 def test_every_key_of_the_config_is_explained(section: type[BaseModel]) -> None:
