@@ -35,7 +35,6 @@ class OpKind:
     name: str
     """``aten::mm``"""
     arithmetic: Arithmetic
-    argument_names: tuple[str, ...] = ()
     promotes: bool = False
     """Follows PyTorch's type promotion, so operands of different dtypes may meet."""
     mixed: tuple[str | None, ...] | None = None
@@ -76,7 +75,7 @@ _MOVES = _words(
     masked_scatter masked_select max max_pool2d_with_indices max_pool3d_with_indices max_unpool2d
     max_unpool3d maximum median min minimum mode nan_to_num nanmedian narrow_copy ne neg new_empty
     new_empty_strided new_full new_ones new_zeros nextafter nonzero nonzero_static ones ones_like
-    _pack_padded_sequence _pad_packed_sequence _pin_memory pixel_shuffle pixel_unshuffle positive put
+    _pack_padded_sequence _pad_packed_sequence _pin_memory pixel_shuffle pixel_unshuffle positive
     reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave replication_pad1d
     replication_pad2d replication_pad3d _reshape_alias _reshape_copy resize resize_as _resize_output
     _resize_output_ roll rot90 round scalar_tensor scatter searchsorted select_backward select_scatter set
@@ -88,6 +87,14 @@ _MOVES = _words(
     """
 )
 """By base name: each value they make was among their inputs (up to sign), is exact, or is no half number."""
+
+_VIEWS = _words(
+    """
+    alias as_strided detach diagonal expand permute select slice split split_with_sizes squeeze t
+    transpose unbind unfold unsqueeze view
+    """
+)
+"""Their copying twins (``view_copy``) move values too."""
 
 _NEITHER = _words(
     """
@@ -153,14 +160,12 @@ def classify(func: OpOverload) -> OpKind:
     schema = func._schema
     namespace, _, full = schema.name.partition("::")
     base = full[:-1] if full.endswith("_") and not full.endswith("__") else full
-    names = tuple(a.name for a in schema.arguments)
     written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     writes = frozenset(written) | _HIDDEN_WRITES.get(base, frozenset())
     arithmetic = _arithmetic(func, namespace, base)
     return OpKind(
         name=schema.name,
         arithmetic=arithmetic,
-        argument_names=names,
         promotes=torch.Tag.pointwise in func.tags or base.startswith("_foreach_") or full.startswith("__"),
         mixed=_MIXED.get(base),
         writes=writes,
@@ -168,7 +173,7 @@ def classify(func: OpOverload) -> OpKind:
         returned=_returned(func),
         dtype_argument=next((a.name for a in schema.arguments if "ScalarType" in _real_type(a)), None),
         only_if=_ONLY_IF.get(base),
-        positions={n: i for i, n in enumerate(names)},
+        positions={a.name: i for i, a in enumerate(schema.arguments)},
     )
 
 
@@ -193,14 +198,6 @@ def _arithmetic(func: OpOverload, namespace: str, base: str) -> Arithmetic:
     if torch.Tag.view_copy in func.tags or torch.Tag.inplace_view in func.tags:
         return Arithmetic.MOVES
     return Arithmetic.COMPUTES
-
-
-_VIEWS = _words(
-    """
-    alias as_strided detach diagonal expand permute select slice split split_with_sizes squeeze t
-    transpose unbind unfold unsqueeze view
-    """
-)
 
 
 def _real_type(argument: torch._C.Argument) -> str:

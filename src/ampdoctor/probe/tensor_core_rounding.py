@@ -73,7 +73,7 @@ def _moved(func: OpOverload, kind: OpKind, args: Sequence[Any], kwargs: Mapping[
     """The CPU's own kernel, or float32 where it has none for half."""
     try:
         return _native(func, args, kwargs)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         if _NO_KERNEL not in str(error):
             raise
         low = next((t.dtype for t in _tensors(args, kwargs) if t.dtype in _LOW), None)
@@ -266,12 +266,7 @@ def _room_for(value: Any) -> Any:
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among the arguments, those in lists too."""
     found: list[Tensor] = []
-    for value in args:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found.extend(v for v in value if isinstance(v, Tensor))
-    for value in kwargs.values():
+    for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
