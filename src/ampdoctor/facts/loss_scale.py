@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.site import Site, Source
@@ -104,6 +104,23 @@ def gradient_tensors(recorded: Pass, reference: Pass | None) -> list[GradientTen
         and r.stats.dtype in LOW_PRECISION
         and r.stats.numel
         and r.stats.is_finite
+    ]
+
+
+def exact_tensors(candidate: Pass, reference: Pass) -> list[GradientTensor]:
+    """The same tensors as the reference has them, in FP32 at loss scale 1, where nothing was lost on the way.
+
+    A cast has no twin there. These say what other formats, or a part of the model in FP32, would do.
+    """
+    twins = {r.site: r for r in reference.sites if r.site.phase == "backward"}
+    return [
+        replace(_tensor(replace(twin, source=r.source), reference, None), fmt=FLOAT_FORMATS[r.stats.dtype])
+        for r in candidate.sites
+        if r.site.phase == "backward"
+        and r.stats.dtype in LOW_PRECISION
+        and r.stats.numel
+        and (twin := twins.get(r.site)) is not None
+        and twin.stats.is_finite
     ]
 
 

@@ -22,6 +22,8 @@ from ampdoctor.facts.trace import Pass, ScaleRun, SiteRecord
 
 RunAt = Callable[[int, float], Pass]
 """(batch, loss scale) -> the candidate's pass there."""
+_BELOW_ONE = (-8, -16, -24)
+"""Exponents tried for a recording where even 2^0 overflows."""
 _MOST_CORRECTIONS = 8
 """Wrong predictions after which the search takes what it has seen."""
 
@@ -50,10 +52,22 @@ class ScaleSearch:
             elif self._is_finite(lowest := self._at(candidate.batch, 2.0**LOWEST)):
                 self.recordings[candidate.batch] = lowest
             else:
-                return  # no scale of 1 or more works, and below 1 there is nothing to find
+                self._record_below_one(candidate.batch)
+        if len(self.recordings) < len(self.candidates) or any(
+            p.loss_scale < 2.0**LOWEST for p in self.recordings.values()
+        ):
+            return
         best = self._recommended()
         if best is not None:
             self._low_end(best)
+
+    def _record_below_one(self, batch: int) -> None:
+        """No scale of 1 or more works: what would, is read from a recording at a scale that is no cure."""
+        for exponent in _BELOW_ONE:
+            run = self._at(batch, 2.0**exponent)
+            if self._is_finite(run):
+                self.recordings[batch] = run
+                return
 
     def _recommended(self) -> int | None:
         """The exponent that was proven to work; None where the search did not end."""
