@@ -98,6 +98,7 @@ def _probe(settings: Config, quiet: bool) -> Trace:
     with contextlib.redirect_stdout(sys.stderr), _progress(quiet) as progress:
         progress("loading", 0, 1)
         from ampdoctor.load import load
+        from ampdoctor.probe.cuda_on_cpu import requested_autocast
         from ampdoctor.probe.plan import Plan
         from ampdoctor.probe.session import probe
 
@@ -109,8 +110,12 @@ def _probe(settings: Config, quiet: bool) -> Trace:
             emulate=precision.emulate,
             loss_scale=precision.loss_scale,
             seed=settings.seed,
+            scale_margin_bits=settings.limits.scale_margin_bits,
+            underflow_limit=settings.limits.gradient_underflow,
         )
-        return probe(load(settings), plan, progress)
+        with requested_autocast():
+            workload = load(settings)
+        return probe(workload, plan, progress)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ampdoctor.errors import ConfigError
-from ampdoctor.probe.cuda_on_cpu import cuda_autocast_policy
+from ampdoctor.probe.cuda_on_cpu import autocast_kept_off, cuda_autocast_policy, decomposed_rnns
 from ampdoctor.probe.isolation import working_copy
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.process_flags import tf32_off
@@ -55,6 +55,12 @@ class Precision:
                 stack.enter_context(tf32_off())
             if self.emulates_cuda:
                 stack.enter_context(cuda_autocast_policy())
+            if self.role == "reference":
+                # A model that opens autocast itself would give a reference in half precision; and a fused
+                # recurrent kernel would hide the sites that the candidate shows.
+                stack.enter_context(autocast_kept_off())
+                if self.device.type == "cpu":
+                    stack.enter_context(decomposed_rnns())
             yield
 
     @contextmanager
