@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from ampdoctor.diagnose.first_fault import first_fault
 from ampdoctor.diagnose.inferred import INFERRED_ID
 from ampdoctor.diagnose.layers import layer_rows, parameter_rows
-from ampdoctor.diagnose.outcome import find_pass, is_healthy, share_lost
+from ampdoctor.diagnose.loss_scale import loss_scale_of
+from ampdoctor.diagnose.outcome import find_pass
 from ampdoctor.diagnose.policy import Policy
-from ampdoctor.diagnose.report import Finding, LossRow, LossScale, Report
+from ampdoctor.diagnose.report import Finding, LossRow, Report
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.run_up import run_up
 from ampdoctor.diagnose.sentence import sentence_of
@@ -34,10 +35,10 @@ def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY) -> Report:
         losses=_losses(trace),
         layers=layer_rows(reading),
         parameters=parameter_rows(trace),
-        loss_scale=_loss_scale(trace),
+        loss_scale=loss_scale_of(reading),
         findings=_findings(reading),
         not_seen=tuple(_not_seen(reading)),
-        passes=len(trace.passes),
+        passes=len(trace.passes) + len(trace.scale_runs),
         seconds=trace.seconds,
         interrupted=trace.interrupted,
         seed=trace.seed,
@@ -64,18 +65,6 @@ def _losses(trace: Trace) -> tuple[LossRow, ...]:
         if ours is not None or theirs is not None:
             rows.append(LossRow(batch, theirs, ours))
     return tuple(rows)
-
-
-def _loss_scale(trace: Trace) -> LossScale:
-    """The configured scale, and the share of gradient lost at each scale that was run."""
-    lost: dict[str, float | None] = {}
-    for candidate in trace.passes:
-        if candidate.role == "candidate" and candidate.parameters:
-            key = f"{candidate.loss_scale:g}"
-            share = share_lost(candidate) if is_healthy(candidate, trace.environment.forward_only) else None
-            known = lost.get(key, 0.0)
-            lost[key] = None if share is None or known is None else max(share, known)
-    return LossScale(configured=trace.environment.loss_scale, underflow_fraction=lost)
 
 
 def _not_seen(reading: Reading) -> Iterator[str]:

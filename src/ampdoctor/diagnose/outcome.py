@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ampdoctor.facts.floats import FLOAT_FORMATS
+from ampdoctor.facts.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 from ampdoctor.facts.trace import ParameterGradient, Pass, Trace
 
 LOSS_ERROR = 1e-2
 """A relative loss error past this is no rounding: FP16 keeps 3 digits, a healthy case errs by 1e-4."""
-GRADIENT_ERROR = 0.2
-"""Healthy FP16 gradients err by less than 0.02 against FP32, BF16 by less than 0.05."""
-LOST_SHARE = 0.2
-"""A parameter that loses more of its gradient elements than this does not learn what FP32 teaches it."""
-LOST_ERROR = 0.05
-"""...unless what it lost was negligible: the gradient as a whole still agrees to this relative error."""
-NOISE = 1e-6
-"""A gradient this far below the largest of the model is rounding noise around zero (FP32 keeps 1e-7):
-a bias in front of a BatchNorm, the bias of an attention key."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +23,8 @@ class GradientDamage:
     """Of all elements nonzero in the reference, noise left out; None where no gradient was compared."""
     relative_error: float | None
     """Of the whole gradient, in the 2-norm."""
-    worst_error: float | None
-    """The largest relative error of one parameter's gradient."""
     damaged: tuple[ParameterGradient, ...]
     """Parameters that lose too much, worst first."""
-
-    def exceeds(self, limit: float) -> bool:
-        """True where a parameter is damaged, or more than ``limit`` is lost and it shows in a gradient."""
-        if self.damaged:
-            return True
-        return (self.lost_fraction or 0.0) > limit and (self.worst_error or 0.0) > GRADIENT_ERROR
 
 
 def is_healthy(one_pass: Pass, forward_only: bool = False) -> bool:
@@ -83,19 +67,16 @@ def is_materially_wrong(candidate: Pass, reference: Pass) -> bool:
     smallest = fmt.min_normal / candidate.loss_scale if fmt else 0.0
     held = [p for p in without_noise(candidate.parameters) if (p.reference_absmax or 0.0) >= smallest]
     error = gradient_error(held)
-    return (error is not None and error > GRADIENT_ERROR) or any(_is_damaged(p) for p in held)
+    return (error is not None and error > GRADIENT_ERROR) or bool(harmed(held))
 
 
-def without_noise(parameters: Sequence[ParameterGradient]) -> list[ParameterGradient]:
-    """The parameters whose reference gradient is more than rounding noise around zero."""
-    largest = max((p.reference_absmax or 0.0 for p in parameters), default=0.0)
-    return [p for p in parameters if (p.reference_absmax or 0.0) > NOISE * largest]
+def gradient_damage(trace: Trace, best: Mapping[int, Mapping[str, float | None]]) -> GradientDamage | None:
+    """The worst batch's damage at the configured scale; None where no candidate gradient was compared.
 
-
-def gradient_damage(trace: Trace) -> GradientDamage | None:
-    """The worst batch's damage at the configured scale; None where no candidate gradient was compared."""
+    ``best``: of each batch the parameters' relative errors at the best loss scale known.
+    """
     damages = [
-        _damage(p)
+        _damage(p, best.get(p.batch, {}))
         for p in trace.passes
         if p.role == "candidate" and p.loss_scale == trace.environment.loss_scale and p.parameters
     ]
@@ -115,28 +96,15 @@ def _compared(candidate: Pass) -> list[ParameterGradient]:
     return [p for p in parameters if p.lost is not None and p.reference_nonzero]
 
 
-def _damage(candidate: Pass) -> GradientDamage:
+def _damage(candidate: Pass, best: Mapping[str, float | None]) -> GradientDamage:
     compared = _compared(candidate)
-    damaged = sorted(filter(_is_damaged, compared), key=lambda p: -(lost_fraction(p) or 0.0))
+    damaged = harmed(candidate.parameters, best)
     return GradientDamage(
         candidate.batch,
         share_lost(candidate),
         gradient_error(compared),
-        max((p.relative_error for p in compared if p.relative_error is not None), default=None),
         tuple(damaged),
     )
-
-
-def lost_fraction(parameter: ParameterGradient) -> float | None:
-    """Elements lost, of those nonzero in the reference; None where there is no such element."""
-    if parameter.lost is None or not parameter.reference_nonzero:
-        return None
-    return parameter.lost / parameter.reference_nonzero
-
-
-def _is_damaged(parameter: ParameterGradient) -> bool:
-    share, error = lost_fraction(parameter), parameter.relative_error
-    return share is not None and share > LOST_SHARE and error is not None and error > LOST_ERROR
 
 
 def find_pass(trace: Trace, role: str, batch: int, loss_scale: float | None = None) -> Pass | None:

@@ -163,11 +163,23 @@ class LossScale:
 
     configured: float
     recommended: float | None = None
+    """The top of the window, at most 2^24."""
     window: tuple[float, float] | None = None
-    limited_by: Mapping[str, str] | None = None
+    """[lowest, highest] power of two that works; None with ``searched``: none does."""
+    limited_by: Mapping[str, Any] | None = None
+    """What limits the top: module, op, forward_op, source; ``low``: the same of the bottom."""
     verified: bool = False
+    """The recommended scale was run and is finite, the first past the ceiling was run and overflows."""
     underflow_fraction: Mapping[str, float | None] = field(default_factory=dict)
-    """{scale: share of all parameter-gradient elements lost}; None where that scale overflows."""
+    """{power of two: share of low-precision gradient elements that become zero}; None where it overflows."""
+    searched: bool = False
+    """Loss scales were looked for."""
+    ceiling: float | None = None
+    """The highest power of two at which nothing overflows, without a margin."""
+    lost_fraction: Mapping[str, float | None] = field(default_factory=dict)
+    """{scale that was run: share of all parameter-gradient elements lost}; None where it was not finite."""
+    alternatives: tuple[Mapping[str, Any], ...] = ()
+    """Where no scale works: what would help, and the window it would give."""
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,17 @@ def read_scales(trace: Trace, policy: Policy) -> ScaleReading | None:
     )
 
 
+def best_errors(trace: Trace, scales: ScaleReading | None) -> dict[int, dict[str, float | None]]:
+    """Of each batch the parameters' relative errors at the recommended scale; {} where it was not run."""
+    if scales is None or scales.recommended is None:
+        return {}
+    return {
+        r.batch: {p.name: p.relative_error for p in r.parameters}
+        for r in trace.scale_runs
+        if r.finite and _exponent(r) == scales.recommended
+    }
+
+
 def _nothing_works(exact: Sequence[GradientTensor], policy: Policy) -> ScaleReading:
     """No run was finite: a derivative that the format cannot hold whatever the scale."""
     alternatives = tuple(_alternatives(exact, policy))

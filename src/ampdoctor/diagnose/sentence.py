@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ampdoctor.diagnose.births import SILENT
 from ampdoctor.diagnose.first_fault import tensor_name
-from ampdoctor.diagnose.outcome import lost_fraction
 from ampdoctor.diagnose.report import FirstFault
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import (
@@ -18,6 +17,7 @@ from ampdoctor.diagnose.wording import (
     scale,
     short_op,
 )
+from ampdoctor.facts.gradient_harm import lost_fraction
 
 
 def sentence_of(reading: Reading, fault: FirstFault | None) -> str:
@@ -51,7 +51,7 @@ def sentence_of(reading: Reading, fault: FirstFault | None) -> str:
         case "backward-undefined":
             return f"UNDEFINED in backward. {where} makes gradients NaN, in FP32 too: no matter of precision."
         case "no-workable-scale":
-            return f"NO LOSS SCALE WORKS. The backward of {where} leaves the {name} range even at scale 1."
+            return f"NO LOSS SCALE WORKS. {_no_scale(reading, fault, name)}"
         case "backward-overflow":
             at = scale(fault.loss_scale) if fault else ""
             return f"LOSS SCALE TOO HIGH. At {at} the backward of {where} leaves the {name} range."
@@ -88,6 +88,17 @@ def _bad_input(reading: Reading) -> str:
     value = "NaN" if birth.value == "nan" else "inf"
     where = f" ({samples})" if samples else ""
     return f"BAD INPUT. {tensor_name(birth)} holds {value} before anything runs{where}."
+
+
+def _no_scale(reading: Reading, fault: FirstFault | None, name: str) -> str:
+    scales = reading.scales
+    if scales is None or scales.ceiling is None or scales.high_limit is None or scales.low_limit is None:
+        return f"The backward of {_where(fault)} leaves the {name} range even at scale 1."
+    high, low = place(scales.high_limit.site.module), place(scales.low_limit.site.module)
+    return (
+        f"The backward of {high} overflows above {scale(2.0**scales.ceiling)}, where that of {low} is "
+        "still rounded to zero."
+    )
 
 
 def _underflow(reading: Reading) -> str:

@@ -17,6 +17,7 @@ from ampdoctor.diagnose.births import (
 from ampdoctor.diagnose.cause import FLUSH, GENUINE, RANGE
 from ampdoctor.diagnose.outcome import GradientDamage, find_pass, gradient_damage
 from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.scale_window import ScaleReading, best_errors, read_scales
 from ampdoctor.diagnose.wording import format_name
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.trace import Birth, Pass, Trace
@@ -39,6 +40,8 @@ class Reading:
     raised: Pass | None
     """The candidate pass that raised where FP32 does not."""
     damage: GradientDamage | None
+    scales: ScaleReading | None
+    """What is known of loss scales; None where they were not searched."""
 
     @property
     def fmt_name(self) -> str:
@@ -55,9 +58,10 @@ def read(trace: Trace, policy: Policy) -> Reading:
     """The trace with its births judged and its verdict found."""
     births = judge_births(trace)
     raised = _raised(trace)
-    damage = gradient_damage(trace)
-    verdict, basis = _verdict(trace, policy, births, raised, damage)
-    return Reading(trace, policy, births, verdict, basis, raised, damage)
+    scales = read_scales(trace, policy)
+    damage = gradient_damage(trace, best_errors(trace, scales))
+    verdict, basis = _verdict(trace, births, raised, damage, scales)
+    return Reading(trace, policy, births, verdict, basis, raised, damage, scales)
 
 
 def overflows_at_any_scale(birth: Birth) -> bool:
@@ -67,10 +71,10 @@ def overflows_at_any_scale(birth: Birth) -> bool:
 
 def _verdict(
     trace: Trace,
-    policy: Policy,
     births: Sequence[JudgedBirth],
     raised: Pass | None,
     damage: GradientDamage | None,
+    scales: ScaleReading | None,
 ) -> tuple[str, JudgedBirth | None]:
     """The first verdict that holds, in the documented order, and the birth it rests on."""
     bad_input = _bad_input(births)
@@ -80,14 +84,18 @@ def _verdict(
         holds_no_constant = raised.raised is not None and raised.raised.constant is not None
         return ("forward-overflow" if holds_no_constant else "raises"), None
     headline = headline_of(births)
+    no_scale = scales is not None and scales.window is None
     if headline is not None:
-        return _birth_verdict(headline), headline
+        verdict = _birth_verdict(headline)
+        return ("no-workable-scale" if verdict == "backward-overflow" and no_scale else verdict), headline
     masked = next((j for j in in_order(births) if _spoils_gradients(j)), None)
     if masked is not None:
         return "backward-undefined", masked
     if _nothing_measured(trace):
         return "not-measured", None
-    if damage is not None and damage.exceeds(policy.gradient_underflow):
+    if no_scale:
+        return "no-workable-scale", None
+    if damage is not None and damage.damaged:
         return "gradient-underflow", None
     # A partial scan can find a fault but cannot rule one out.
     return ("not-measured" if trace.interrupted else "clean"), None

@@ -71,7 +71,7 @@ class ScalePoint:
     overflowing: int
     """Tensors in which an element overflows."""
     overflowed_elements: int
-    """Elements of magnitude 2^16 and above, in FP16: not those between 65520 and there, which overflow too."""
+    """Elements of magnitude 2^16 and above, in FP16: not those of 65520 to there."""
     underflow_fraction: float
     """Elements that become zero, of those nonzero in the reference, over all tensors that round."""
 

@@ -11,16 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ampdoctor.diagnose.report import Report
-from ampdoctor.diagnose.wording import count_words, format_name, number, percent, place, scale
+from ampdoctor.diagnose.wording import count_words, format_name, number, place
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import findings_section
 from ampdoctor.render.layers_text import layers_section
+from ampdoctor.render.loss_scale_text import loss_scale_section
 from ampdoctor.render.options import Options
 from ampdoctor.render.words import words
 
 _LABEL_WIDTH = 10
 _VERDICT_STYLE = {"clean": "bold green", "not-measured": "bold yellow"}
-_IN_FORWARD = ("forward-overflow", "forward-underflow", "forward-undefined", "bad-input", "raises")
 
 
 def render(report: Report, options: Options) -> str:
@@ -82,7 +82,7 @@ def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
     if report.losses:
         yield labelled([("Loss", _losses(report))])
     if not report.environment.forward_only:
-        yield labelled([("Loss scale", _loss_scale(report))])
+        yield labelled([("Loss scale", loss_scale_section(report))])
     if report.findings:
         yield labelled([("Findings", findings_section(report.findings))])
     if report.layers:
@@ -127,34 +127,6 @@ def _losses(report: Report) -> Text:
 def _digits(loss: float | None) -> str:
     """A loss with enough digits to see what rounding did to it."""
     return "none" if loss is None else f"{loss:.5g}"
-
-
-def _loss_scale(report: Report) -> Text:
-    loss_scale = report.loss_scale
-    line = words(f"configured {scale(loss_scale.configured)}")
-    if loss_scale.window is not None:
-        low, high = loss_scale.window
-        line.append(f"   window {scale(low)} .. {scale(high)}")
-    if loss_scale.recommended is not None:
-        line.append(f"   recommended {scale(loss_scale.recommended)}")
-    line.append("   " + _scale_judgement(report))
-    return line
-
-
-def _scale_judgement(report: Report) -> str:
-    if report.verdict in _IN_FORWARD:
-        return "no other helps: the fault is in forward"
-    if report.verdict == "backward-undefined":
-        return "no other helps: FP32 has the fault too"
-    if report.verdict == "no-workable-scale":
-        return "none works"
-    if report.verdict == "backward-overflow":
-        return "too high: backward overflows here and not at 1"
-    lost = report.loss_scale.underflow_fraction.get(f"{report.loss_scale.configured:g}")
-    if lost is None:
-        return "no gradient to judge it by"
-    judgement = "too low: " if report.verdict == "gradient-underflow" else ""
-    return f"{judgement}{percent(lost)} of gradient elements become zero"
 
 
 def _closing(report: Report) -> Group:

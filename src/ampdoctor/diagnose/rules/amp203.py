@@ -33,11 +33,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ampdoctor.diagnose.births import SILENT
-from ampdoctor.diagnose.outcome import GradientDamage, find_pass, is_healthy, lost_fraction
+from ampdoctor.diagnose.outcome import GradientDamage, find_pass, is_healthy
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import count_words, percent, scale, short_op
+from ampdoctor.facts.gradient_harm import lost_fraction
 from ampdoctor.facts.trace import SiteRecord
 
 _MOSTLY_FLUSHED = 0.2
@@ -49,7 +50,7 @@ def check(reading: Reading) -> Iterable[Finding]:
     damage = reading.damage
     if reading.basis is not None and reading.basis.standing == SILENT:
         return ()  # an infinity that was absorbed in forward took the gradients with it
-    if damage is None or not damage.exceeds(reading.policy.gradient_underflow):
+    if damage is None or not damage.damaged:
         return ()
     environment = reading.trace.environment
     candidate = find_pass(reading.trace, "candidate", damage.batch, environment.loss_scale)
@@ -73,20 +74,19 @@ def check(reading: Reading) -> Iterable[Finding]:
                 "parameters": {p.name: lost_fraction(p) for p in damage.damaged},
                 "limit": reading.policy.gradient_underflow,
             },
-            remedy=_remedy(candidate.loss_scale),
+            remedy=_remedy(reading, candidate.loss_scale),
         ),
     )
 
 
 def _message(damage: GradientDamage, loss_scale: float) -> str:
     at = f"At scale {scale(loss_scale)}"
-    if not damage.damaged:
-        return f"{at}, {percent(damage.lost_fraction)} of all gradient elements become zero."
     worst = damage.damaged[0]
     lose = "loses" if len(damage.damaged) == 1 else "lose"
     return (
         f"{at}, {count_words(len(damage.damaged), 'parameter')} {lose} much of the gradient to rounding: "
-        f"worst {worst.name} with {percent(lost_fraction(worst))}; {percent(damage.lost_fraction)} of all elements."
+        f"worst {worst.name} with {percent(lost_fraction(worst))}; "
+        f"{percent(damage.lost_fraction)} of all elements."
     )
 
 
@@ -107,7 +107,16 @@ def _begins_words(record: SiteRecord | None) -> str:
     return f" It begins in the backward of {op}{' of ' + record.site.module if record.site.module else ''}."
 
 
-def _remedy(loss_scale: float) -> str:
+def _remedy(reading: Reading, loss_scale: float) -> str:
+    scales = reading.scales
+    if scales is not None and scales.recommended is not None and scales.window is not None:
+        best, proof = scale(2.0**scales.recommended), " (run here)" if scales.verified else ""
+        low, high = scale(2.0**scales.window.low), scale(2.0**scales.window.high)
+        start = "Use a loss scale" if loss_scale <= 1 else "Raise the loss scale"
+        return (
+            f"{start}: torch.amp.GradScaler(init_scale={2.0**scales.recommended:.0f}); {best} works{proof}, "
+            f"and so does all from {low} to {high}. BF16 needs no scale."
+        )
     if loss_scale <= 1:
         return "Use a loss scale: torch.amp.GradScaler starts at 65,536 and adapts. BF16 needs none."
     return "Raise the loss scale, or give this loss term more weight. BF16 needs no scale."

@@ -1,0 +1,92 @@
+"""The report's part on loss scales: what was configured, what works, what limits it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ampdoctor.diagnose.outcome import is_healthy, share_lost
+from ampdoctor.diagnose.report import LossScale
+from ampdoctor.diagnose.scale_window import Alternative, ScaleReading, Window
+from ampdoctor.diagnose.verdict import Reading
+from ampdoctor.facts.loss_scale import GradientTensor, is_power_of_two
+from ampdoctor.facts.store import to_json
+from ampdoctor.facts.trace import Trace
+
+
+def loss_scale_of(reading: Reading) -> LossScale:
+    """The window, and the share of gradient elements that become zero at every power of two."""
+    trace, scales = reading.trace, reading.scales
+    configured = trace.environment.loss_scale
+    if scales is None:
+        return LossScale(configured=configured, lost_fraction=_lost(trace))
+    window = scales.window
+    return LossScale(
+        configured=configured,
+        recommended=None if scales.recommended is None else 2.0**scales.recommended,
+        window=None if window is None else _scales(window),
+        limited_by=_limits(scales),
+        verified=scales.verified,
+        underflow_fraction=_underflow(scales, configured),
+        searched=True,
+        ceiling=None if scales.ceiling is None else 2.0**scales.ceiling,
+        lost_fraction=_lost(trace),
+        alternatives=tuple(_alternative(a) for a in scales.alternatives),
+    )
+
+
+def _scales(window: Window) -> tuple[float, float]:
+    return 2.0**window.low, 2.0**window.high
+
+
+def _underflow(scales: ScaleReading, configured: float) -> dict[str, float | None]:
+    """{scale: share}; None where that scale overflows, and for a configured one that is no power of two."""
+    shares: dict[str, float | None] = {}
+    if not is_power_of_two(configured):
+        shares[f"{configured:g}"] = None
+    for point in scales.points:
+        overflows = scales.ceiling is None or point.exponent > scales.ceiling
+        shares[str(2**point.exponent)] = None if overflows else point.underflow_fraction
+    return shares
+
+
+def _limits(scales: ScaleReading) -> dict[str, Any] | None:
+    """The place that limits the top, with ``low`` the one that limits the bottom."""
+    if scales.high_limit is None:
+        return None
+    limits = _limit(scales.high_limit)
+    limits["low"] = None if scales.low_limit is None else _limit(scales.low_limit)
+    limits["low_by"] = "parameters" if scales.by_parameters else "elements"
+    return limits
+
+
+def _limit(tensor: GradientTensor) -> dict[str, Any]:
+    return {
+        "module": tensor.site.module,
+        "op": tensor.site.op,
+        "forward_op": tensor.forward_op,
+        "source": to_json(tensor.source),
+        "batch": tensor.batch,
+        "absmax": tensor.absmax,
+    }
+
+
+def _alternative(alternative: Alternative) -> dict[str, Any]:
+    window, rest = alternative.window, alternative.rest
+    return {
+        "kind": alternative.kind,
+        "module": alternative.module,
+        "window": None if window is None else list(_scales(window)),
+        "rest": None if rest is None else list(_scales(rest)),
+    }
+
+
+def _lost(trace: Trace) -> dict[str, float | None]:
+    """{scale: share of parameter-gradient elements lost} for every scale at which all batches were run."""
+    lost: dict[str, float | None] = {}
+    for candidate in trace.passes:
+        if candidate.role in ("candidate", "ladder") and candidate.parameters:
+            key = f"{candidate.loss_scale:.0f}" if candidate.loss_scale >= 1 else f"{candidate.loss_scale:g}"
+            share = share_lost(candidate) if is_healthy(candidate, trace.environment.forward_only) else None
+            known = lost.get(key, 0.0)
+            lost[key] = None if share is None or known is None else max(share, known)
+    return lost

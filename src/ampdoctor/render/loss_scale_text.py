@@ -1,0 +1,102 @@
+"""The report's lines on loss scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Group
+
+from ampdoctor.diagnose.report import LossScale, Report
+from ampdoctor.diagnose.wording import percent, place, scale, short_op
+from ampdoctor.render.words import words
+
+_IN_FORWARD = ("forward-overflow", "forward-underflow", "forward-undefined", "bad-input", "raises")
+
+
+def loss_scale_section(report: Report) -> Group:
+    """What was configured, what works, what limits it, and whether that was run."""
+    loss_scale = report.loss_scale
+    lines = [words(f"configured {scale(loss_scale.configured)}   {_judgement(report)}")]
+    if loss_scale.searched:
+        lines += [words(line) for line in _window_lines(loss_scale)]
+    return Group(*lines)
+
+
+def _judgement(report: Report) -> str:
+    """What the configured scale does."""
+    loss_scale = report.loss_scale
+    if report.verdict in _IN_FORWARD:
+        return "no other helps: the fault is in forward"
+    if report.verdict == "backward-undefined":
+        return "no other helps: FP32 has the fault too"
+    if report.verdict == "no-workable-scale":
+        return "none works"
+    if report.verdict == "backward-overflow":
+        return "too high: backward overflows here"
+    key = f"{loss_scale.configured:.0f}" if loss_scale.configured >= 1 else f"{loss_scale.configured:g}"
+    lost = loss_scale.lost_fraction.get(key)
+    if lost is None:
+        return "no gradient to judge it by"
+    judgement = "too low: " if report.verdict == "gradient-underflow" else ""
+    return f"{judgement}{percent(lost)} of the parameters' gradient is lost"
+
+
+def _window_lines(loss_scale: LossScale) -> Iterator[str]:
+    if loss_scale.window is None:
+        if loss_scale.limited_by is not None:
+            yield from _limits(loss_scale, "no window")
+        for alternative in loss_scale.alternatives:
+            yield _alternative(alternative)
+        return
+    low, high = loss_scale.window
+    recommended = loss_scale.recommended or high
+    proof = "proven by running it" if loss_scale.verified else "predicted, not proven"
+    yield f"works      {_power(low)} .. {_power(high)}   recommended {scale(recommended)}, {proof}"
+    yield from _limits(loss_scale, "")
+
+
+def _limits(loss_scale: LossScale, head: str) -> Iterator[str]:
+    limits = loss_scale.limited_by or {}
+    ceiling = loss_scale.ceiling
+    top = f"above {_power(ceiling)}: " if ceiling is not None else ""
+    if ceiling is None or ceiling < 2.0**32:
+        yield f"{head + ', ' if head else ''}{top}{_place(limits)} overflows"
+    low = limits.get("low")
+    if low is not None and (head or (loss_scale.window and loss_scale.window[0] > 1)):
+        below = f"below {_power(loss_scale.window[0])}: " if loss_scale.window else "and there "
+        what = "parameters begin to lose" if limits.get("low_by") == "parameters" else "loses most"
+        yield f"{below}{_place(low)} {'loses most' if head else what}"
+
+
+def _place(limit: Mapping[str, Any]) -> str:
+    """``the backward of mm in blocks.1.ff.wo, model.py:33``."""
+    op = short_op(str(limit.get("forward_op") or limit.get("op") or ""))
+    source = limit.get("source")
+    at = ""
+    if source:
+        name = str(source["file"]).replace("\\", "/").rpartition("/")[2]
+        at = f", {name}:{source['line']}"
+    return f"the backward of {op} in {place(str(limit.get('module', '')))}{at}"
+
+
+def _alternative(alternative: Mapping[str, Any]) -> str:
+    module = str(alternative["module"])
+    match alternative["kind"]:
+        case "bfloat16":
+            return f"in BF16: {_range(alternative['window'])}"
+        case "module-in-fp32":
+            return f"with {module} in FP32: {_range(alternative['window'])}"
+        case _:
+            window, rest = _range(alternative["window"]), _range(alternative["rest"])
+            return f"with a scale of its own: {module} {window}, the rest {rest}"
+
+
+def _range(window: Any) -> str:
+    return "none" if window is None else f"{_power(window[0])} .. {_power(window[1])}"
+
+
+def _power(value: float) -> str:
+    """``2^14``: in a window the exponent is what one compares."""
+    exponent = value.hex().partition("p")[2]
+    return f"2^{int(exponent)}"
