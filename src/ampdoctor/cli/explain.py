@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ampdoctor.cli.output import print_document
 from ampdoctor.errors import ConfigError
 
 
@@ -17,8 +18,7 @@ def explain(
     from ampdoctor.diagnose.rules import RULES
 
     if code is None:
-        for rule in RULES:
-            typer.echo(f"{rule.code}  {rule.severity:<7}  {rule.title}")
+        print_document("".join(f"{r.code}  {r.severity:<7}  {r.title}\n" for r in RULES))
         return
     pages = {rule.code: rule.page for rule in RULES}
     wanted = code.strip().upper()
@@ -28,4 +28,4 @@ def explain(
         near = difflib.get_close_matches(wanted, pages, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"there is no rule {code}", hint=f"{hint}`ampdoctor explain` lists all rules")
-    typer.echo(pages[wanted].strip())
+    print_document(pages[wanted].strip() + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -55,24 +54,26 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line, its output and its errors written."""
     debug = "--debug" in arguments
     try:
-        app(args=list(arguments) or ["--help"], prog_name="ampdoctor", standalone_mode=False)
-        sys.stdout.flush()
+        ended = app(args=list(arguments) or ["--help"], prog_name="ampdoctor", standalone_mode=False)
     except Stop as stop:
         return _fail(stop.reason, stop.code)
     except AmpDoctorError as error:
         return _explain(error, debug)
-    except BrokenPipeError:
-        _swallow_stdout()  # the reader of a pipe (head) has seen enough
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted: nothing was measured", FAILED)
-    except typer.Exit as exit_:
-        return exit_.exit_code
+        return _interrupted()
+    except SystemExit as exit_:
+        return _fail(f"error: the scanned code ended the process: SystemExit({exit_.code!r})", FAILED)
     except Exception as error:
         if isinstance(error, _USAGE_ERROR):
             return _fail(f"error: {error.format_message()}", USAGE)
         return _own_bug(error, debug)
-    return OK
+    if ended == _CTRL_C:
+        return _interrupted()
+    return ended if isinstance(ended, int) else OK
 
+
+_CTRL_C = 130
+"""What newer typers give back for a KeyboardInterrupt; older ones raise Abort."""
 
 # ClickException, the class of every wrong command line; newer typers carry their own copy of click inside
 _USAGE_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[-4]
@@ -84,12 +85,18 @@ def _explain(error: AmpDoctorError, debug: bool) -> int:
         traceback.print_exception(error)
     elif error.user_traceback:
         _say(error.user_traceback.rstrip())
-    if isinstance(error, ConfigError):
-        for problem in error.problems:
+    problems = error.problems if isinstance(error, ConfigError) else ()
+    if len(problems) > 1:
+        for problem in problems:
             _say(f"  {problem}")
     if error.hint:
         _say(f"hint: {error.hint}")
-    return _fail(f"error: {error.message}", error.exit_code)
+    reason = problems[0] if len(problems) == 1 else error.message
+    return _fail(f"error: {reason}", error.exit_code)
+
+
+def _interrupted() -> int:
+    return _fail("interrupted: nothing was measured", FAILED)
 
 
 def _own_bug(error: Exception, debug: bool) -> int:
@@ -108,8 +115,3 @@ def _fail(reason: str, code: int) -> int:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
-
-
-def _swallow_stdout() -> None:
-    """Nothing more is written to the closed pipe, not even by the interpreter on its way out."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

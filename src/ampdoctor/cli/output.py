@@ -54,13 +54,29 @@ def emit(report: Report, format_name: str, output: Path | None, all_layers: bool
     )
     document = FORMATS[format_name](report, options)
     if output is None:
-        sys.stdout.write(document)
-        sys.stdout.flush()
+        print_document(document)
         return
     try:
         write_atomically(output, document.encode())
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+def print_document(document: str) -> None:
+    """Nothing; the document is on stdout, or its reader (head) has seen enough and left."""
+    try:
+        sys.stdout.write(document)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+    except OSError as error:
+        _drop_stdout()
+        raise ConfigError(f"cannot write to stdout: {error.strerror or error}") from error
+
+
+def _drop_stdout() -> None:
+    """Nothing; what is left in stdout's buffer goes nowhere when the interpreter flushes it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shows_unicode(encoding: str | None) -> bool:

@@ -61,10 +61,10 @@ def read_trace(path: Path) -> Trace:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Nothing; ``data`` replaces the file in one step. A device or pipe is written to as it is."""
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        target.write_bytes(data)
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
         return
+    target = path.resolve()  # a link stays a link
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         part.write_bytes(data)
