@@ -99,16 +99,15 @@ def test_lost_elements_count_against_those_nonzero_in_the_reference() -> None:
     whole = parameter("b", reference_nonzero=20)
     one_pass = candidate(parameters=(damaged, whole))
     assert share_lost(one_pass) == 0.2
-    damage = gradient_damage(trace(passes=(one_pass,)))
+    damage = gradient_damage(trace(passes=(one_pass,)), {})
     assert damage is not None
     assert [p.name for p in damage.damaged] == ["a"]
-    assert damage.worst_error == 0.3
 
 
 def test_noise_around_zero_is_no_gradient() -> None:
     """A bias in front of a BatchNorm: 1e-8 next to 0.5, all of it lost, nothing is."""
-    noise = parameter("bias", reference_absmax=1e-8, lost=100, relative_error=1.0)
-    damage = gradient_damage(trace(passes=(candidate(parameters=(parameter("w"), noise)),)))
+    noise = parameter("fc.bias", reference_absmax=1e-8, lost=100, relative_error=1.0)
+    damage = gradient_damage(trace(passes=(candidate(parameters=(noise, parameter("fc.weight"))),)), {})
     assert damage is not None
     assert (damage.lost_fraction, damage.damaged) == (0.0, ())
 
@@ -116,19 +115,18 @@ def test_noise_around_zero_is_no_gradient() -> None:
 def test_lost_elements_that_did_not_matter_are_no_damage() -> None:
     """A router's bias: 2 of 6 elements lost, but they were 1e-22, and the gradient agrees to 5e-4."""
     router = parameter("router.bias", numel=6, reference_nonzero=6, lost=2, relative_error=5e-4)
-    damage = gradient_damage(trace(passes=(candidate(parameters=(router,)),)))
+    damage = gradient_damage(trace(passes=(candidate(parameters=(router,)),)), {})
     assert damage is not None
     assert damage.damaged == ()
-    assert not damage.exceeds(0.01)
 
 
-def test_a_small_share_counts_only_where_it_shows_in_a_gradient() -> None:
-    for error, exceeds in ((0.19, False), (0.21, True)):
-        small = parameter("w", lost=2, relative_error=error)
-        damage = gradient_damage(trace(passes=(candidate(parameters=(small,)),)))
+def test_an_error_that_a_better_scale_cures_is_damage_whatever_the_share() -> None:
+    """An error of 0.3 that 0.14 can replace was underflow; where 0.16 stays, it is plain rounding."""
+    off = parameter("w", lost=2, relative_error=0.3)
+    for at_best, damaged in ((0.14, 1), (0.16, 0), (None, 0)):
+        damage = gradient_damage(trace(passes=(candidate(parameters=(off,)),)), {0: {"w": at_best}})
         assert damage is not None
-        assert damage.exceeds(0.01) is exceeds
-        assert not damage.exceeds(0.02)
+        assert len(damage.damaged) == damaged
 
 
 def test_damage_is_of_the_configured_scale_and_the_worst_batch() -> None:
@@ -138,12 +136,12 @@ def test_damage_is_of_the_configured_scale_and_the_worst_batch() -> None:
         candidate(batch=0),
         candidate(batch=1, parameters=(parameter("w", lost=30, relative_error=0.4),)),
     )
-    damage = gradient_damage(trace(passes=passes, environment=environment(batches=2)))
+    damage = gradient_damage(trace(passes=passes, environment=environment(batches=2)), {})
     assert damage is not None
     assert (damage.batch, damage.lost_fraction) == (1, 0.3)
 
 
 def test_nothing_to_compare_is_no_damage() -> None:
     unknown = parameter("w", lost=None, reference_nonzero=None, reference_absmax=None, relative_error=None)
-    assert gradient_damage(trace(passes=(candidate(parameters=(unknown,)),))) is None
-    assert gradient_damage(trace(passes=())) is None
+    assert gradient_damage(trace(passes=(candidate(parameters=(unknown,)),)), {}) is None
+    assert gradient_damage(trace(passes=()), {}) is None

@@ -219,7 +219,7 @@ def test_gradients_that_rounding_zeroed() -> None:
     report = diagnose(trace(passes=passes))
     assert (report.verdict, codes(report)) == ("gradient-underflow", ["error AMP203"])
     assert report.first_fault is None
-    assert report.loss_scale.underflow_fraction == {"65536": 0.5}
+    assert report.loss_scale.lost_fraction == {"65536": 0.5}
 
 
 def test_an_absorbed_infinity_that_changes_the_loss_is_a_silent_overflow() -> None:
