@@ -111,16 +111,17 @@ def _gradient(records: Sequence[SiteRecord], nonzero: Mapping[str, int], scale: 
     absmax = max((r.stats.absmax for r in records if r.stats.absmax is not None), default=None)
     nan = sum(r.stats.nan for r in records)
     low = [r for r in records if r.stats.dtype in LOW_PRECISION]
-    flushed = total = subnormal = 0
+    zeroed = total = subnormal = 0
     for r in low:
         if r.stats.flushed is not None:
-            flushed += r.stats.flushed
             subnormal += r.stats.histogram.subnormal(FLOAT_FORMATS[r.stats.dtype])
             # a cast has no twin in the FP32 pass: there, what was nonzero before the rounding counts
-            total += nonzero.get(r.site.key, _nonzero(r) + r.stats.flushed)
+            before = nonzero.get(r.site.key, _nonzero(r) + r.stats.flushed)
+            total += before
+            zeroed += max(0, before - _nonzero(r))
     return GradientRange(
         absmax / scale if absmax is not None else None,
-        min(flushed / total, 1.0) if total and not nan else None,
+        zeroed / total if total and not nan else None,
         min(subnormal / total, 1.0) if total and not nan else None,
         nan,
         sum(r.stats.inf for r in records),

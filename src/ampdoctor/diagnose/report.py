@@ -121,7 +121,8 @@ class GradientRange:
 
     absmax: float | None
     underflow_fraction: float | None
-    """Elements these ops rounded to zero, of those nonzero in the reference; None where not measured."""
+    """Elements zeroed by rounding, in these ops or before them, of those nonzero in the reference; None where
+    not measured."""
     subnormal_fraction: float | None
     nan: int
     inf: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ampdoctor.diagnose.births import (
@@ -42,6 +42,8 @@ class Reading:
     damage: GradientDamage | None
     scales: ScaleReading | None
     """What is known of loss scales; None where they were not searched."""
+    best_errors: Mapping[int, Mapping[str, float | None]]
+    """Of each batch the parameters' relative errors at the recommended scale."""
 
     @property
     def fmt_name(self) -> str:
@@ -59,9 +61,10 @@ def read(trace: Trace, policy: Policy) -> Reading:
     births = judge_births(trace)
     raised = _raised(trace)
     scales = read_scales(trace, policy)
-    damage = gradient_damage(trace, best_errors(trace, scales))
+    best = best_errors(trace, scales)
+    damage = gradient_damage(trace, best)
     verdict, basis = _verdict(trace, births, raised, damage, scales)
-    return Reading(trace, policy, births, verdict, basis, raised, damage, scales)
+    return Reading(trace, policy, births, verdict, basis, raised, damage, scales, best)
 
 
 def overflows_at_any_scale(birth: Birth) -> bool:

@@ -63,12 +63,21 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     if any(p.loss_dtype == judged.birth.dtype for p in candidates):
         return (
             "Compute the loss in FP32 (.float() on what it takes): the first gradient of a half loss is the "
-            "scale itself. Or start with a lower scale: GradScaler(init_scale=...)."
+            f"scale itself. Or start with a lower scale: {_init_scale(reading)}."
         )
     return (
-        "Start with a lower scale: GradScaler(init_scale=...). If the loss is a sum over tokens or "
-        "pixels, take the mean."
+        f"Start with a lower scale: {_init_scale(reading)}. If the loss is a sum over tokens or pixels, "
+        "take the mean."
     )
+
+
+def _init_scale(reading: Reading) -> str:
+    """The call to write, with the scale that was found."""
+    scales = reading.scales
+    if scales is None or scales.recommended is None:
+        return "GradScaler(init_scale=...)"
+    proof = " (run here: it is finite)" if scales.verified else ""
+    return f"GradScaler(init_scale={2.0**scales.recommended:.0f}){proof}"
 
 
 CODE, TITLE = "AMP201", "backward overflow: the loss scale is too high"
