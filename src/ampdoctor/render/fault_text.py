@@ -74,6 +74,8 @@ def _value(fault: FirstFault) -> Iterator[Row]:
     fmt = FLOAT_FORMATS.get(fault.dtype)
     name = format_name(fault.dtype)
     what = "NaN" if fault.value == "nan" else "inf"
+    if fault.phase == "backward" and not fault.tensor:
+        what += f" at loss scale {scale(fault.loss_scale)}"
     if fault.cause == "range" and fault.exact_value is not None and fmt is not None:
         held = abs(fault.exact_value) < fmt.overflow_at
         end = "an operand did not fit" if held else f"{name} ends at {number(fmt.max)}"
@@ -82,8 +84,6 @@ def _value(fault: FirstFault) -> Iterator[Row]:
         what += "; in FP32 too" if not fault.tensor else ""
     elif fault.reference_value is not None:
         what += f"; FP32 has {number(fault.reference_value)}"
-    if fault.phase == "backward" and not fault.tensor:
-        what += f", at loss scale {scale(fault.loss_scale)}"
     yield "Value", words(what)
     if fault.index is not None:
         yield "", words(_elements(fault))

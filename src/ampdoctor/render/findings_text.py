@@ -57,5 +57,5 @@ def _in_short(group: Sequence[Finding]) -> Text:
         where = f"{place(first.module)}: " if first.module else ""
         text = f"{where}{first.message}"
     else:
-        text = f"{first.title}: {listing([place(f.module) for f in group])}"
+        text = f"{first.title}: {listing(list(dict.fromkeys(place(f.module) for f in group)))}"
     return words((f"{first.severity} {first.code}", _STYLES["info"]), " ", text)

@@ -107,7 +107,7 @@ def _run_up(report: Report, options: Options) -> Table:
     grid.add_column(no_wrap=True)
     for row in report.run_up:
         bits = row.headroom_bits
-        headroom = "" if bits is None else "none" if bits <= 0 else f"{bits:.1f} bits"
+        headroom = "none" if row.here else f"{bits:.1f} bits" if bits is not None else ""
         growth = f"x{number(row.growth)}" if row.growth is not None and row.growth >= 2 else ""
         style = "red" if row.here else ""
         cells = (place(row.module), number(row.absmax), headroom, growth, "<- here" if row.here else "")

@@ -9,7 +9,8 @@ What it means
 How it is found
     Backward runs at the configured scale and, if anything is not finite, at
     scale 1 as well. This rule speaks of births that only the higher scale
-    has. Severity is warning where another fault comes first.
+    has. Severity is warning where another fault comes first, and info where
+    no scale works anyway.
 
 What to do
     Lower the scale: torch.amp.GradScaler(init_scale=...). A loss computed in
@@ -38,13 +39,15 @@ from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading, overflows_at_any_scale
 from ampdoctor.diagnose.wording import scale, short_op
 
+_SEVERITIES = {"backward-overflow": "error", "no-workable-scale": "info"}
+
 
 def check(reading: Reading) -> Iterable[Finding]:
     """One finding per place in the backward that overflows at the configured scale and not at the lowest."""
     births = births_of(reading, lambda j: not j.in_forward and j.cause == RANGE)
     at_any_scale = {_place(j) for j in births if overflows_at_any_scale(j.birth)}
     only_here = [j for j in births if _place(j) not in at_any_scale]
-    severity = "error" if reading.verdict == "backward-overflow" else "warning"
+    severity = _SEVERITIES.get(reading.verdict, "warning")
     return findings_by_place(CODE, TITLE, only_here, _message, lambda j: _remedy(reading, j), severity)
 
 
@@ -80,5 +83,5 @@ def _init_scale(reading: Reading) -> str:
     return f"GradScaler(init_scale={2.0**scales.recommended:.0f}){proof}"
 
 
-CODE, TITLE = "AMP201", "backward overflow: the loss scale is too high"
+CODE, TITLE = "AMP201", "backward overflow at this loss scale"
 RULE = Rule(CODE, TITLE, "error", __doc__ or "", check)
