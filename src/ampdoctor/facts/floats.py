@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -37,7 +38,9 @@ class FloatFormat:
     @property
     def overflow_at(self) -> float:
         """The smallest magnitude that rounds past ``max``: 65520 in FP16 (half a step above 65504)."""
-        return self.max + 2.0 ** (self.max_exponent - self.mantissa_bits - 1)
+        halfway = self.max + 2.0 ** (self.max_exponent - self.mantissa_bits - 1)
+        # A tie goes to the even mantissa: past the range from all ones, to 448 from its 110.
+        return halfway if self.has_infinity else math.nextafter(halfway, math.inf)
 
     @property
     def min_normal(self) -> float:
