@@ -63,8 +63,8 @@ POLICIES: dict[str, ScalerPolicy] = {
         # pytorch torch/amp/grad_scaler.py, GradScaler.__init__: 2^16, 2.0, 0.5, 2000. The growth is dropped
         # where the new scale is inf in FP32 (aten/src/ATen/native/cuda/AmpKernels.cu, amp_update_scale).
         ScalerPolicy("torch", 2.0**16, 2000, max_scale=2.0**127),
-        # keras keras/src/optimizers/loss_scale_optimizer.py: initial_scale 2^15, dynamic_growth_steps 2000; halved
-        # on a non-finite gradient, without a lower bound.
+        # keras keras/src/optimizers/loss_scale_optimizer.py: initial_scale 2^15, dynamic_growth_steps 2000;
+        # halved on a non-finite gradient, without a lower bound.
         ScalerPolicy("keras", 2.0**15, 2000),
         # DeepSpeed deepspeed/runtime/constants.py: FP16_INITIAL_SCALE_POWER_DEFAULT 16, loss_scale_window
         # 1000, hysteresis 2, consecutive_hysteresis False, min_loss_scale 1; runtime/fp16/loss_scaler.py:
