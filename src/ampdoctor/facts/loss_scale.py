@@ -42,6 +42,8 @@ class GradientTensor:
     """Exponent of the loss scale of the recording."""
     nonzero: int
     """Elements that are not zero in the reference; where it has no such site (a cast), before rounding."""
+    parameter: str = ""
+    """The parameter whose gradient this is; '' for a gradient on its way."""
 
     def overflows(self, exponent: int, fmt: FloatFormat | None = None) -> bool:
         """True where an element rounds to inf at loss scale 2^exponent."""
@@ -140,6 +142,7 @@ def _tensor(record: SiteRecord, recorded: Pass, twin: SiteRecord | None) -> Grad
         stats,
         exponent,
         twin.stats.histogram.nonzero if twin is not None and paired else stats.histogram.nonzero,
+        record.parameter,
     )
 
 
@@ -152,7 +155,7 @@ def underflow_fraction(
     tensors: Sequence[GradientTensor], exponent: int, fmt: FloatFormat | None = None
 ) -> float:
     """Elements that become zero at loss scale 2^exponent, of those nonzero in the reference."""
-    rounding = _counted(tensors)
+    rounding = counted(tensors)
     nonzero = sum(t.nonzero for t in rounding)
     if not nonzero:
         return 0.0
@@ -161,12 +164,12 @@ def underflow_fraction(
 
 def most_flushed(tensors: Sequence[GradientTensor], exponent: int) -> GradientTensor | None:
     """The tensor that loses most elements at loss scale 2^exponent; None where none loses any."""
-    lost = [(t.nonzero - t.kept(exponent), i) for i, t in enumerate(_counted(tensors))]
+    lost = [(t.nonzero - t.kept(exponent), i) for i, t in enumerate(counted(tensors))]
     most = max(lost, default=(0, 0), key=lambda pair: (pair[0], -pair[1]))
-    return _counted(tensors)[most[1]] if most[0] > 0 else None
+    return counted(tensors)[most[1]] if most[0] > 0 else None
 
 
-def _counted(tensors: Sequence[GradientTensor]) -> list[GradientTensor]:
+def counted(tensors: Sequence[GradientTensor]) -> list[GradientTensor]:
     """Those that round; all of them where no rounding was seen (a GPU's kernels do not show it)."""
     return [t for t in tensors if t.rounds] or list(tensors)
 
