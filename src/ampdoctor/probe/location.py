@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,6 +22,9 @@ _STDLIB = sysconfig.get_paths()["stdlib"] + "/"
 _SITE_PACKAGES = tuple({sysconfig.get_paths()["purelib"] + "/", sysconfig.get_paths()["platlib"] + "/"})
 _ENGINE = str(Path(_TORCH, "autograd", "graph.py"))
 """The file whose frame calls the autograd engine: frames outside it belong to the call of backward()."""
+_PASS = str(Path(__file__).with_name("run.py"))
+"""The file whose frame calls the user's loss: frames outside it belong to whoever asked for a scan."""
+_CHECKPOINT = str(Path(_TORCH, "utils", "checkpoint.py"))
 
 _user_code: dict[CodeType, bool] = {}
 
@@ -53,10 +56,20 @@ def user_line(in_backward: bool = False) -> Line | None:
         code = frame.f_code
         if _is_user_code(code):
             return code, frame.f_lineno
-        if in_backward and code.co_filename == _ENGINE:
+        if code.co_filename == _PASS or (in_backward and code.co_filename == _ENGINE):
             return None
         frame = frame.f_back
     return None
+
+
+def is_recomputing() -> bool:
+    """The innermost run of the autograd engine is inside an activation checkpoint's second forward."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in (_ENGINE, _PASS):
+        if frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def line_of_exception(error: BaseException) -> Line | None:
@@ -78,19 +91,32 @@ def source_of(line: Line | None) -> Source | None:
     return Source(code.co_filename, number, linecache.getline(code.co_filename, number).strip(), code.co_name)
 
 
+class RunningModule(NamedTuple):
+    """A module whose forward runs."""
+
+    path: str
+    node: torch.autograd.graph.Node | None
+    """The autograd node that was running when it was called: one that recomputes it; None in forward."""
+
+
 class ModuleStack:
     """Which modules' forwards are running, innermost last; and how often each was called."""
 
     def __init__(self, model: nn.Module) -> None:
         self.paths = {id(module): path for path, module in model.named_modules()}
-        self.running: list[str] = []
+        self._running: list[RunningModule] = []
         self.calls: dict[str, int] = {}
         self._raised: tuple[BaseException, str] | None = None
 
     @property
+    def innermost(self) -> RunningModule | None:
+        """The innermost running module; None outside any."""
+        return self._running[-1] if self._running else None
+
+    @property
     def current(self) -> str:
         """Path of the innermost running module; '' for the root or outside any."""
-        return self.running[-1] if self.running else ""
+        return self._running[-1].path if self._running else ""
 
     def module_of_exception(self, error: BaseException) -> str:
         """The innermost module that the exception came out of."""
@@ -109,8 +135,10 @@ class ModuleStack:
             path = self.paths.get(id(module))
             if path is None:
                 return original(module, *args, **kwargs)
-            self.running.append(path)
             self.calls[path] = self.calls.get(path, 0) + 1
+            if torch._C._len_torch_dispatch_stack() == 0:
+                return original(module, *args, **kwargs)  # a thread of the model's own: its ops are not seen
+            self._running.append(RunningModule(path, torch._C._current_autograd_node()))
             try:
                 return original(module, *args, **kwargs)
             except BaseException as error:
@@ -118,11 +146,11 @@ class ModuleStack:
                     self._raised = (error, path)
                 raise
             finally:
-                self.running.pop()
+                self._running.pop()
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
         try:
             yield
         finally:
             nn.Module.__call__ = original  # type: ignore[method-assign]
-            self.running.clear()
+            self._running.clear()

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.probe.cuda_on_cpu import run_like_cuda
-from ampdoctor.probe.location import Line, ModuleStack, source_of, user_line
+from ampdoctor.probe.location import source_of
+from ampdoctor.probe.locator import Locator, Place
 from ampdoctor.probe.storage_map import StorageMap
 from ampdoctor.probe.tally import Tally
 
@@ -42,15 +43,25 @@ class Op:
     """Not one of torch's own: its inside cannot be seen."""
 
 
-def describe(func: OpOverload) -> Op:
+AnyOp = OpOverload | HigherOrderOperator
+
+_CONTROL_FLOW = ("cond", "while_loop", "map_impl", "scan", "associative_scan", "invoke_subgraph")
+"""Higher-order ops that only call the functions they are given."""
+
+
+def describe(func: AnyOp) -> Op:
     """The facts of an op, from its schema."""
+    if isinstance(func, HigherOrderOperator):
+        computes = func.name() not in _CONTROL_FLOW
+        return Op(f"higher_order::{func.name()}", computes, False, computes)
     schema = func._schema
     name = schema.name
     mutates = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
     is_view = not mutates and any(
         r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
     )
-    foreign = func.namespace not in ("aten", "prims", "prim", "_c10d_functional", "c10d")
+    gives_tensors = mutates or any("Tensor" in str(r.type) for r in schema.returns)
+    foreign = gives_tensors and func.namespace not in ("aten", "prims", "prim", "_c10d_functional", "c10d")
     return Op(name, not is_view and name not in _NO_VALUES, mutates, foreign)
 
 
@@ -58,62 +69,13 @@ Unrounded = Mapping[int, Tensor]
 """id() of an op's output -> its FP32 value before it was rounded."""
 
 
-@dataclass
-class Place:
-    """Where an op belongs."""
-
-    phase: str
-    module: str
-    line: Line | None
-    forward_op: str = ""
-    forward_order: int = -1
-    """For a backward op: the position of its forward op among the pass's ops; -1 where that is not known."""
-    parameter: str = ""
-    recomputed: bool = False
-    backward_line: Line | None = None
-    """The user's line inside a backward they wrote themselves; None for torch's own formulas."""
-
-
-class Locator:
-    """Finds the place of the op that is running: its module and line, or those of its forward op."""
-
-    def __init__(self, modules: ModuleStack, parameters: dict[int, tuple[str, str]]) -> None:
-        self.modules = modules
-        self.phase = "forward"
-        self._parameters = parameters
-        """id of a parameter -> its name and its module's path"""
-        self._forward: dict[int, tuple[str, Line | None, str, int]] = {}
-        """sequence number of an autograd node -> the module, line, op and order of its forward"""
-
-    def locate(self, op_name: str, order: int) -> Place:
-        """The place of the op about to run. Remembers forward ops, so that their backward finds them."""
-        node = torch._C._current_autograd_node()
-        if node is None:
-            place = Place(self.phase, self.modules.current, user_line(in_backward=self.phase == "backward"))
-            if self.phase == "forward" or self.modules.running:
-                # The op's autograd node is made before the op runs, and took the number before this one.
-                number = torch.autograd._get_sequence_nr() - 1
-                self._forward.setdefault(number, (place.module, place.line, op_name, order))
-            return place
-        if self.modules.running:
-            # Activation checkpointing runs this module's forward again, inside backward.
-            place = Place("backward", self.modules.current, user_line(in_backward=True), recomputed=True)
-            number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-            self._forward.setdefault(number, (place.module, place.line, op_name, order))
-            return place
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            name, module = self._parameters.get(id(variable), ("", ""))
-            return Place("backward", module, None, parameter=name)
-        module, line, forward_op, at = self._forward.get(node._sequence_nr(), ("", None, "", -1))
-        return Place("backward", module, line, forward_op, at, backward_line=user_line(in_backward=True))
-
-
 class Observer(TorchDispatchMode):
     """Records the statistics of every floating-point tensor that an op makes.
 
     ``emulate`` runs each op as a GPU would round it.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, locator: Locator, *, emulate: bool, autocasts: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -129,16 +91,42 @@ class Observer(TorchDispatchMode):
         self.modules_seen: set[str] = set()
         """Modules inside which at least one op ran."""
         self._autocasts = autocasts
-        self._ops: dict[OpOverload, Op] = {}
+        self._ops: dict[AnyOp, Op] = {}
         self._nth: dict[tuple[str, str, str], int] = {}
         self._rows: StorageMap[tuple[Identity, int]] = StorageMap()
         """The tally's row of the tensor last counted in a storage."""
         self._records: list[tuple[Site, int, int, Place, bool]] = []
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: AnyOp,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        if any(_has_own_dispatch(t) for t in types):
+            return NotImplemented  # the subclass does it with ops on its inner tensors, and those come here
+        if isinstance(func, HigherOrderOperator):
+            args, kwargs = self._watched((args, kwargs or {}))
+        return self.see(func, args, kwargs or {})
+
+    def _watched(self, value: Any) -> Any:
+        """The arguments, with functions among them (the branches of ``cond``) run under this observer."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._watched(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self._watched(v) for k, v in value.items()}
+        if isinstance(value, Tensor) or not callable(value):
+            return value
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return value(*args, **kwargs)
+
+        return watched
+
+    def see(self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the op returns, its place found."""
         op = self._ops.get(func)
         if op is None:
             op = self._ops[func] = describe(func)
@@ -154,18 +142,16 @@ class Observer(TorchDispatchMode):
                 self.failed = (error, op.name, place, largest_scalar(args, kwargs))
             raise
 
-    def run(
-        self, func: OpOverload, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, func: AnyOp, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op returns, counted."""
         outputs, unrounded = self.call(func, args, kwargs)
         if op.makes_values:
             self.record(op, place, args, outputs, unrounded)
         return outputs
 
-    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Unrounded]:
+    def call(self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Unrounded]:
         """The op's outputs, and the FP32 value of each before it was rounded, where that was seen."""
-        if not self.emulate:
+        if not self.emulate or isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs), {}
         result = run_like_cuda(func, args, kwargs)
         if result.how == "left":
@@ -239,7 +225,17 @@ def is_countable(tensor: Any) -> bool:
         and tensor.layout == torch.strided
         and tensor.device.type != "meta"
         and not tensor.is_nested
+        and not tensor._is_zerotensor()  # forward-mode AD's zeros without memory
+        and not _has_own_dispatch(type(tensor))
     )
+
+
+def _has_own_dispatch(cls: type) -> bool:
+    """A tensor subclass that wraps other tensors: they hold the elements."""
+    return getattr(cls, "__torch_dispatch__", _DISABLED) is not _DISABLED
+
+
+_DISABLED = torch._C._disabled_torch_dispatch_impl
 
 
 def flat(values: Any) -> Iterator[Any]:
@@ -262,12 +258,13 @@ def largest_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | Non
     return max(numbers, key=abs, default=None)
 
 
-Identity = tuple[int, torch.Size, torch.dtype]
+Identity = tuple[int, torch.Size, tuple[int, ...], int | torch.SymInt, torch.dtype]
 
 
 def _identity(tensor: Tensor) -> Identity:
     """Equal for two looks at a storage with no write between them. (Inference tensors count no writes.)"""
-    return (-1 if tensor.is_inference() else tensor._version), tensor.shape, tensor.dtype
+    version = -1 if tensor.is_inference() else tensor._version
+    return version, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
 def line_converts(place: Place) -> bool:

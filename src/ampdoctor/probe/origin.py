@@ -19,11 +19,11 @@ from torch._ops import OpOverload
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
 from ampdoctor.probe.location import source_of
+from ampdoctor.probe.locator import Locator, Place
 from ampdoctor.probe.observer import (
-    Locator,
+    AnyOp,
     Observer,
     Op,
-    Place,
     Unrounded,
     flat,
     is_countable,
@@ -147,12 +147,12 @@ class SecondLook(Observer):
 
     # -- every op
 
-    def run(
-        self, func: OpOverload, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, func: AnyOp, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op returns, with the non-finite values in it traced to their births."""
         order = self.order - 1
-        before_args, before_kwargs = (args, kwargs) if not op.mutates else written_copied(func, args, kwargs)
+        before_args, before_kwargs = args, kwargs
+        if op.mutates and isinstance(func, OpOverload):
+            before_args, before_kwargs = written_copied(func, args, kwargs)
         inputs = [t for t in flat((args, kwargs)) if is_countable(t)]
         before = [t for t in flat((before_args, before_kwargs)) if is_countable(t)]
         taints = [self._taint(t) for t in inputs]
@@ -208,7 +208,7 @@ class SecondLook(Observer):
     # -- one non-finite output
 
     def _explain(
-        self, func: OpOverload, op: Op, place: Place, order: int, site: Site, out: Tensor,
+        self, func: AnyOp, op: Op, place: Place, order: int, site: Site, out: Tensor,
         args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor],
         bad_inputs: list[tuple[Tensor, frozenset[int]]], rng: Any,
     ) -> tuple[list[Newborn], frozenset[int]]:  # fmt: skip
@@ -243,7 +243,7 @@ class SecondLook(Observer):
         return born, arrived | {b.id for b in born}
 
     def _new_elements(
-        self, func: OpOverload, op: Op, out: Tensor, bad_inputs: list[tuple[Tensor, frozenset[int]]]
+        self, func: AnyOp, op: Op, out: Tensor, bad_inputs: list[tuple[Tensor, frozenset[int]]]
     ) -> list[tuple[str, Tensor]]:
         """[(kind, mask)] of the elements whose kind no input of theirs carries."""
         nan, inf = torch.isnan(out), torch.isinf(out)
@@ -252,7 +252,8 @@ class SecondLook(Observer):
             # 0/0 next to 1/0 in one op is one fault: the NaNs name it, the infinities come with it.
             return [(kind, mask | inf if kind == "nan" else mask)]
         found = []
-        if torch.Tag.pointwise in func.tags and all(_broadcasts(t, out) for t, _ in bad_inputs):
+        by_element = isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags
+        if by_element and all(_broadcasts(t, out) for t, _ in bad_inputs):
             had_nan, had_any = torch.zeros_like(nan), torch.zeros_like(nan)
             for t, _ in bad_inputs:
                 had_nan |= torch.isnan(t)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from ampdoctor.facts.site import Site
-from ampdoctor.probe.observer import Locator, Observer, Op, Place, flat, is_countable
+from ampdoctor.probe.locator import Locator, Place
+from ampdoctor.probe.observer import AnyOp, Observer, Op, flat, is_countable
 from ampdoctor.probe.origin import Newborn
 
 
@@ -34,9 +34,7 @@ class ReferenceWatch(Observer):
         """id() of a birth -> what was seen at its site."""
         self._births = births
 
-    def run(
-        self, func: OpOverload, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, func: AnyOp, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op returns, its watched outputs compared."""
         outputs, unrounded = self.call(func, args, kwargs)
         if op.makes_values:

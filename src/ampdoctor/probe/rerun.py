@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ampdoctor.probe.observer import flat
+from ampdoctor.probe.observer import AnyOp, flat
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -33,7 +33,7 @@ def written_copied(
 
 
 def rerun_in_float64(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], output: int, rng: Any
+    func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], output: int, rng: Any
 ) -> Tensor | None:
     """The op's output in float64 on the same inputs, on the host; None where the op cannot run in float64."""
 

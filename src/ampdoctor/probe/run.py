@@ -17,7 +17,8 @@ from ampdoctor.load.workload import Workload
 from ampdoctor.probe.cuda_on_cpu import EmulatedRefusal
 from ampdoctor.probe.isolation import batch_copy, isolated, map_floating, named_tensors, seeded
 from ampdoctor.probe.location import ModuleStack, line_of_exception, source_of
-from ampdoctor.probe.observer import Locator, Observer
+from ampdoctor.probe.locator import Locator
+from ampdoctor.probe.observer import Observer
 from ampdoctor.probe.origin import SecondLook
 from ampdoctor.probe.precision import Precision
 
