@@ -53,36 +53,48 @@ def run_pass(
     """
     model = workload.model
     modules = ModuleStack(model)
+    started = time.perf_counter()
+    with isolated(model, batch), precision.open(model), modules.watch(), seeded(seed):
+        run = take_step(workload, batch, precision, modules, make_observer)
+    run.seconds = time.perf_counter() - started
+    return run
+
+
+def take_step(
+    workload: Workload, batch: Any, precision: Precision, modules: ModuleStack, make_observer: MakeObserver
+) -> Run:
+    """The same, where precision and module stack are open already and the generators seeded.
+
+    Gradients stay where backward left them.
+    """
+    model = workload.model
     locator = Locator(modules, {id(p): (n, n.rpartition(".")[0]) for n, p in model.named_parameters()})
     observer = make_observer(locator)
     run = Run(precision, observer, modules)
-    started = time.perf_counter()
-    with isolated(model, batch), precision.open(model), modules.watch(), seeded(seed):
-        data = batch_copy(batch, precision.device)
-        if isinstance(observer, SecondLook):
-            _introduce(observer, workload, data)
-        try:
-            with torch.set_grad_enabled(not workload.forward_only):
-                _step(workload, data, run, locator)
-        except AmpDoctorError:
-            raise
-        except KeyboardInterrupt:
-            run.interrupted = True
-        except (Exception, SystemExit) as error:
-            if _is_out_of_memory(error):
-                raise ProbeError(
-                    f"out of memory in the {precision.role} pass: {str(error).splitlines()[0]}",
-                    "scan a smaller batch (fewer samples, shorter sequences) or a smaller model config",
-                ) from error
-            run.raised = _raised(error, run, locator.phase)
-        run.gradients = {
-            name: p.grad.detach().to_dense() if p.grad.layout != torch.strided else p.grad.detach()
-            for name, p in model.named_parameters()
-            if p.grad is not None
-        }
-        if isinstance(observer, SecondLook):
-            _conclude(observer, run)
-    run.seconds = time.perf_counter() - started
+    data = batch_copy(batch, precision.device)
+    if isinstance(observer, SecondLook):
+        _introduce(observer, workload, data)
+    try:
+        with torch.set_grad_enabled(not workload.forward_only):
+            _step(workload, data, run, locator)
+    except AmpDoctorError:
+        raise
+    except KeyboardInterrupt:
+        run.interrupted = True
+    except (Exception, SystemExit) as error:
+        if _is_out_of_memory(error):
+            raise ProbeError(
+                f"out of memory in the {precision.role} pass: {str(error).splitlines()[0]}",
+                "scan a smaller batch (fewer samples, shorter sequences) or a smaller model config",
+            ) from error
+        run.raised = _raised(error, run, locator.phase)
+    run.gradients = {
+        name: p.grad.detach().to_dense() if p.grad.layout != torch.strided else p.grad.detach()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+    if isinstance(observer, SecondLook):
+        _conclude(observer, run)
     return run
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from ampdoctor.errors import ProbeError
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import (
     Birth,
-    Environment,
     ModuleRecord,
     Pass,
     Raised,
@@ -28,16 +26,16 @@ from ampdoctor.load.workload import Workload
 from ampdoctor.probe.bad_tensors import bad_tensors, batch_size
 from ampdoctor.probe.bare import Absent, Bare
 from ampdoctor.probe.births import Seen, describe_births
+from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.gradients import compare_gradients
 from ampdoctor.probe.isolation import refuse_without_values
 from ampdoctor.probe.observer import Observer
 from ampdoctor.probe.origin import Newborn, SecondLook
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.precision import Precision, candidate, choose_device, device_name, reference
+from ampdoctor.probe.precision import Precision, candidate, choose_device, reference
 from ampdoctor.probe.reference_watch import ReferenceWatch
 from ampdoctor.probe.run import Run, run_pass
 from ampdoctor.probe.scale_search import ScaleSearch
-from ampdoctor.version import VERSION
 
 Progress = Callable[[str, int, int], None]
 """Called as (what starts now, steps done, steps in all)."""
@@ -88,7 +86,7 @@ class _Session:
         if self.plan.search_scale and self._backward_can_be_judged():
             self._search_scale()
         return Trace(
-            environment=self._environment(),
+            environment=environment_of(self.workload, self.plan, self.device),
             modules=self._modules(),
             bad_tensors=bad,
             passes=tuple(self.passes),
@@ -292,25 +290,6 @@ class _Session:
             self.observer_changed_loss = True if self.deterministic else None
 
     # -- facts about the whole
-
-    def _environment(self) -> Environment:
-        model, plan = self.workload.model, self.plan
-        emulates = candidate(plan, self.device, 1.0).emulates_cuda
-        return Environment(
-            tool_version=VERSION,
-            torch_version=torch.__version__,
-            python_version=platform.python_version(),
-            device=str(self.device),
-            device_name=device_name(self.device),
-            emulates="cuda" if emulates else None,
-            mode=plan.mode,
-            dtype=plan.dtype,
-            loss_scale=plan.loss_scale,
-            title=self.workload.title,
-            forward_only=self.workload.forward_only,
-            batches=len(self.workload.batches),
-            trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        )
 
     def _modules(self) -> tuple[ModuleRecord, ...]:
         run = self.first_candidate
