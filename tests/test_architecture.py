@@ -37,7 +37,8 @@ LONG_FILES: dict[str, str] = {}
 
 
 def layer_of(file: Path) -> str:
-    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    layer = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "cli" if layer == "__main__" else layer
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:
