@@ -28,6 +28,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "probe": (*LEAVES, "ampdoctor.probe", "ampdoctor.load.workload", "ampdoctor.load.traceback", "torch"),
     "diagnose": (*LEAVES, "ampdoctor.diagnose"),
     "render": (*LEAVES, "ampdoctor.render", "ampdoctor.diagnose", "rich"),
+    "api": (
+        *LEAVES,
+        "ampdoctor.api",
+        "ampdoctor.config",
+        "ampdoctor.load",
+        "ampdoctor.probe",
+        "ampdoctor.diagnose",
+        "ampdoctor.render",
+        "torch",
+    ),
     "cli": ("ampdoctor", "typer", "click", "rich", "torch", "yaml"),
 }
 """Per layer, everything beyond the standard library that one of its files may import."""

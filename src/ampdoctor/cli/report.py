@@ -31,7 +31,7 @@ def report(
 
     policy = DEFAULT_POLICY
     if config is not None:
-        from ampdoctor.cli.policy import policy_of
+        from ampdoctor.api.request import policy_of
         from ampdoctor.config import load_config
 
         policy = policy_of(load_config(config))

@@ -56,7 +56,7 @@ def scan(
     if save is not None:
         _save(trace, save)
 
-    from ampdoctor.cli.policy import policy_of
+    from ampdoctor.api.request import policy_of
     from ampdoctor.diagnose.engine import diagnose
 
     result = diagnose(trace, policy_of(settings))
@@ -97,25 +97,14 @@ def _probe(settings: Config, quiet: bool) -> Trace:
     """The trace of what the config describes. The user's prints go to stderr: stdout is the document."""
     with contextlib.redirect_stdout(sys.stderr), _progress(quiet) as progress:
         progress("loading", 0, 1)
+        from ampdoctor.api.request import plan_of
         from ampdoctor.load import load
         from ampdoctor.probe.cuda_on_cpu import requested_autocast
-        from ampdoctor.probe.plan import Plan
         from ampdoctor.probe.session import probe
 
-        precision = settings.precision
-        plan = Plan(
-            mode=precision.mode,
-            dtype=precision.dtype,
-            device=precision.device,
-            emulate=precision.emulate,
-            loss_scale=precision.loss_scale,
-            seed=settings.seed,
-            scale_margin_bits=settings.limits.scale_margin_bits,
-            underflow_limit=settings.limits.gradient_underflow,
-        )
         with requested_autocast():
             workload = load(settings)
-        return probe(workload, plan, progress)
+        return probe(workload, plan_of(settings), progress)
 
 
 @contextlib.contextmanager

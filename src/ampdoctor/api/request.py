@@ -1,13 +1,29 @@
-"""From the config's words to a Policy."""
+"""What a config asks of the probe (a Plan) and of the diagnosis (a Policy)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ampdoctor.diagnose.policy import Policy
+from ampdoctor.probe.plan import Plan
 
 if TYPE_CHECKING:
     from ampdoctor.config import Config
+
+
+def plan_of(config: Config) -> Plan:
+    """How to run what the config describes."""
+    precision = config.precision
+    return Plan(
+        mode=precision.mode,
+        dtype=precision.dtype,
+        device=precision.device,
+        emulate=precision.emulate,
+        loss_scale=precision.loss_scale,
+        seed=config.seed,
+        scale_margin_bits=config.limits.scale_margin_bits,
+        underflow_limit=config.limits.gradient_underflow,
+    )
 
 
 def policy_of(config: Config) -> Policy:

@@ -1,0 +1,1 @@
+"""What ``ampdoctor`` offers to Python code: ``scan`` and the ``Report`` that it returns."""
