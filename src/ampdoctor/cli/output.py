@@ -6,10 +6,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ampdoctor.diagnose.report import Report
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.store import write_atomically
+
+if TYPE_CHECKING:
+    from ampdoctor.render import Options
 
 _WIDEST = 80
 _NARROWEST = 72
@@ -41,18 +45,28 @@ def check_writable(path: Path | None, option: str) -> None:
 
 def emit(report: Report, format_name: str, output: Path | None, all_layers: bool) -> None:
     """Nothing; the report is on stdout, or in the file."""
-    from ampdoctor.render import FORMATS, Options
+    from ampdoctor.render import FORMATS
+
+    write_document(FORMATS[format_name](report, drawing(output, all_layers)), output)
+
+
+def drawing(output: Path | None, all_layers: bool = False) -> Options:
+    """How to draw for what reads it: this terminal, a pipe, or the file."""
+    from ampdoctor.render import Options
 
     to_terminal = output is None and sys.stdout.isatty()
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST) if to_terminal else _WIDEST
-    options = Options(
+    return Options(
         width=width,
         color=to_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
         unicode=output is not None or _shows_unicode(sys.stdout.encoding),
         all_layers=all_layers,
         base=str(Path.cwd()),
     )
-    document = FORMATS[format_name](report, options)
+
+
+def write_document(document: str, output: Path | None) -> None:
+    """Nothing; the document is on stdout, or in the file."""
     if output is None:
         print_document(document)
         return

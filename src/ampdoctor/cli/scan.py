@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ import typer
 
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, emit
+from ampdoctor.cli.progress import progress_bar
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.store import write_trace
 from ampdoctor.facts.trace import Trace
@@ -95,7 +95,7 @@ def read_settings(
 
 def _probe(settings: Config, quiet: bool) -> Trace:
     """The trace of what the config describes. The user's prints go to stderr: stdout is the document."""
-    with contextlib.redirect_stdout(sys.stderr), _progress(quiet) as progress:
+    with contextlib.redirect_stdout(sys.stderr), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
         from ampdoctor.api.request import plan_of
         from ampdoctor.load import load
@@ -105,22 +105,6 @@ def _probe(settings: Config, quiet: bool) -> Trace:
         with requested_autocast():
             workload = load(settings)
         return probe(workload, plan_of(settings), progress)
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr where that is a terminal; otherwise a callback that does nothing."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda what, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task("starting", total=1)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
 def _save(trace: Trace, path: Path) -> None:
