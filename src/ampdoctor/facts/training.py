@@ -1,0 +1,65 @@
+"""What a dynamic loss scaler did in real training steps, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampdoctor.facts.trace import Birth, Environment
+
+
+@dataclass(frozen=True)
+class ScalerSettings:
+    """How the GradScaler was set up."""
+
+    init_scale: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    """Steps without overflow after which the scale grows."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One training step."""
+
+    step: int
+    """From 0."""
+    batch: int
+    loss: float | None
+    """Unscaled; None where there is none."""
+    scale: float
+    """The loss scale of this step."""
+    skipped: bool
+    """The scaler found a non-finite gradient and kept the optimizer from stepping."""
+    ceiling: int | None
+    """Exponent of the largest power of two at which this step's gradients are finite; None: none from 2^-24
+    upwards."""
+    bad_parameters: tuple[str, ...]
+    """Parameters whose gradient is not finite."""
+    cause: Birth | None
+    """Where the first non-finite value that reaches a gradient was born, at the scale of the first step that
+    went wrong in this way; None for a step that was not skipped."""
+
+
+@dataclass(frozen=True)
+class ScalerRun:
+    """Training steps with torch's GradScaler."""
+
+    environment: Environment
+    optimizer: str
+    """Class name."""
+    parameter_dtypes: tuple[str, ...]
+    """Of the parameters that are trained, each once."""
+    settings: ScalerSettings
+    requested: int
+    """Steps asked for."""
+    steps: tuple[StepRecord, ...]
+    final_scale: float
+    """After the last step's update."""
+    refusal: str
+    """What torch said where GradScaler refused these gradients; '' where it did not."""
+    broken_weights: tuple[str, ...]
+    """Parameters that a step which was taken left non-finite. The run ends there."""
+    seed: int
+    seconds: float
+    interrupted: bool
