@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampdoctor.diagnose.first_fault import first_fault
+from ampdoctor.diagnose.gradient_histogram import gradient_histogram_of
 from ampdoctor.diagnose.inferred import INFERRED_ID
 from ampdoctor.diagnose.layers import layer_rows, parameter_rows
 from ampdoctor.diagnose.loss_scale import loss_scale_of
@@ -42,6 +43,7 @@ def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY) -> Report:
         seconds=trace.seconds,
         interrupted=trace.interrupted,
         seed=trace.seed,
+        gradient_histogram=gradient_histogram_of(trace),
     )
 
 

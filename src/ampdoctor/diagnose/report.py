@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampdoctor.diagnose.wording import step_words
+from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.site import Source
 from ampdoctor.facts.store import to_json
 from ampdoctor.facts.trace import Environment, OperandFact, Step, ZeroOrigin
@@ -184,6 +185,33 @@ class LossScale:
 
 
 @dataclass(frozen=True)
+class GradientBins:
+    """Low-precision gradients by their exponents, as they are at loss scale 1 and before they are rounded."""
+
+    module: str
+    histogram: ExponentHistogram
+    """Its zeros are zero before this rounding already."""
+    nonzero: int
+    """Elements that are nonzero in the reference: what there is to lose."""
+    absmax: float
+    """Largest magnitude; times the loss scale, it decides whether anything overflows."""
+    underflow_fraction: tuple[float, ...]
+    """Share of ``nonzero`` that is zero after rounding at loss scale 2^0, 2^1, ... up to 2^32; past the end
+    of a shorter tuple it is 0."""
+
+
+@dataclass(frozen=True)
+class GradientHistogram:
+    """Where the gradients lie. Shifted by k bits, it is the histogram at loss scale 2^k."""
+
+    dtype: str
+    """The format that they are rounded to, or most of them."""
+    total: GradientBins
+    layers: tuple[GradientBins, ...]
+    """By the module whose backward makes them, in the model's own order."""
+
+
+@dataclass(frozen=True)
 class LossRow:
     """One batch's unscaled loss in both precisions. None: there is none."""
 
@@ -216,6 +244,8 @@ class Report:
     seconds: float
     interrupted: bool
     seed: int
+    gradient_histogram: GradientHistogram | None = None
+    """None where no pass has a finite backward with low-precision gradients."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document ``ampdoctor.report/1``: None where a figure does not exist, NaN and inf as words."""
@@ -233,6 +263,7 @@ class Report:
             "layers": to_json(self.layers),
             "parameters": [_parameter(row) for row in self.parameters],
             "loss_scale": to_json(self.loss_scale),
+            "gradient_histogram": to_json(self.gradient_histogram),
             "findings": to_json(self.findings),
             "not_seen": list(self.not_seen),
             "passes": self.passes,

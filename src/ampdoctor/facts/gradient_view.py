@@ -166,7 +166,7 @@ def view_gradients(
     tensors = _tensors(trace, shown, selection)
     if not tensors:
         return None
-    swept = _tensors(trace, _passes_to_read(trace, None), selection)
+    swept = gradients_to_sweep(trace, selection)
     formats = Counter(t.fmt for t in tensors)
     chosen = fmt or formats.most_common(1)[0][0]
     as_it_ran = selection == Selection() and set(formats) == {chosen}
@@ -187,6 +187,11 @@ def view_gradients(
         tensors=tuple(swept),
         runs=tuple(_runs(trace.scale_runs)) if as_it_ran else (),
     )
+
+
+def gradients_to_sweep(trace: Trace, selection: Selection | None = None) -> list[GradientTensor]:
+    """The gradients that tell about every loss scale: of each batch those of the pass that lost least."""
+    return _tensors(trace, _passes_to_read(trace, None), selection or Selection())
 
 
 def has_finite_backward(trace: Trace) -> bool:
