@@ -328,6 +328,11 @@ class Config(Section):
         """What to call it in a report: the config's file name, or the model target."""
         return self._title or self.model.target
 
+    @property
+    def file(self) -> Path | None:
+        """The file it was read from; None for a config made of options."""
+        return self._directory / self._title if self._title else None
+
     def path(self, relative: str) -> Path:
         """The file that a path in the config means."""
         return self._directory / Path(relative).expanduser()

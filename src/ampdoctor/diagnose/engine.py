@@ -23,8 +23,8 @@ DEFAULT_POLICY = Policy()
 _SEVERITIES = ("error", "warning", "info")
 
 
-def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY) -> Report:
-    """The report on a trace: verdict, first fault, findings and tables."""
+def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY, config: str = "") -> Report:
+    """The report on a trace: verdict, first fault, findings and tables. ``config`` is the file that asked."""
     reading = read(trace, policy)
     fault = first_fault(reading)
     return Report(
@@ -44,6 +44,8 @@ def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY) -> Report:
         interrupted=trace.interrupted,
         seed=trace.seed,
         gradient_histogram=gradient_histogram_of(trace),
+        rules=tuple(rule.code for rule in RULES if policy.applies(rule.code)),
+        config=config,
     )
 
 

@@ -246,6 +246,10 @@ class Report:
     seed: int
     gradient_histogram: GradientHistogram | None = None
     """None where no pass has a finite backward with low-precision gradients."""
+    rules: tuple[str, ...] = ()
+    """Codes of the rules that were applied."""
+    config: str = ""
+    """The config file that was scanned, as a path from the current folder; '' where there was none."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document ``ampdoctor.report/1``: None where a figure does not exist, NaN and inf as words."""
@@ -269,6 +273,8 @@ class Report:
             "passes": self.passes,
             "seconds": self.seconds,
             "interrupted": self.interrupted,
+            "rules": list(self.rules),
+            "config": self.config or None,
         }
 
 

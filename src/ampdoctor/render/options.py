@@ -19,3 +19,5 @@ class Options:
     """Every layer, in the model's own order, instead of the worst few."""
     base: str = ""
     """Folder that source paths are shown relative to; '' shows the file's name alone."""
+    root: str = ""
+    """The repository's root: annotations and SARIF name files from there; '' stands for ``base``."""
