@@ -34,7 +34,13 @@ def layers_section(report: Report, options: Options) -> Table:
         table.add_column(justify="right", no_wrap=True, overflow="crop")
     table.add_row(Text(heading, "bold"), *(Text(column, "dim") for column in _COLUMNS))
     for row in rows:
-        cells = (str(row.calls), _absmax(row), _headroom(row), _gradient(row), _underflow(row))
+        cells = (
+            str(row.calls),
+            absmax_cell(row),
+            headroom_cell(row),
+            gradient_cell(row),
+            underflow_cell(row),
+        )
         name = f"{row.module or '(root)'} {row.type}"
         style = "red" if row.born else ""
         table.add_row(
@@ -43,7 +49,8 @@ def layers_section(report: Report, options: Options) -> Table:
     return table
 
 
-def _absmax(row: LayerRow) -> str:
+def absmax_cell(row: LayerRow) -> str:
+    """Largest finite magnitude of the forward; ``inf`` or ``nan`` where one is born here."""
     if row.born:
         return row.born
     if row.forward is None:
@@ -51,7 +58,8 @@ def _absmax(row: LayerRow) -> str:
     return "nan" if row.forward.nan else number(row.forward.absmax) if row.forward.absmax is not None else "-"
 
 
-def _headroom(row: LayerRow) -> str:
+def headroom_cell(row: LayerRow) -> str:
+    """``8.8 bits``, ``none`` for an overflow, ``-`` where it does not exist."""
     if row.born == "inf":
         return "none"
     if row.forward is None or row.forward.headroom_bits is None:
@@ -59,7 +67,8 @@ def _headroom(row: LayerRow) -> str:
     return f"{row.forward.headroom_bits:.1f} bits"
 
 
-def _gradient(row: LayerRow) -> str:
+def gradient_cell(row: LayerRow) -> str:
+    """Largest magnitude of the unscaled gradient; ``nan`` or ``inf`` where it holds one."""
     if row.gradient is None:
         return "-"
     if row.gradient.nan or row.gradient.inf:
@@ -67,7 +76,8 @@ def _gradient(row: LayerRow) -> str:
     return number(row.gradient.absmax) if row.gradient.absmax is not None else "-"
 
 
-def _underflow(row: LayerRow) -> str:
+def underflow_cell(row: LayerRow) -> str:
+    """The share that rounding zeroed."""
     if row.gradient is None or row.gradient.underflow_fraction is None:
         return "-"
     return percent(row.gradient.underflow_fraction)

@@ -17,13 +17,13 @@ _IN_FORWARD = ("forward-overflow", "forward-underflow", "forward-undefined", "ba
 def loss_scale_section(report: Report) -> Group:
     """What was configured, what works, what limits it, and whether that was run."""
     loss_scale = report.loss_scale
-    lines = [words(f"configured {scale(loss_scale.configured)}   {_judgement(report)}")]
+    lines = [words(f"configured {scale(loss_scale.configured)}   {judgement(report)}")]
     if loss_scale.searched:
-        lines += [words(line) for line in _window_lines(loss_scale)]
+        lines += [words(line) for line in window_lines(loss_scale)]
     return Group(*lines)
 
 
-def _judgement(report: Report) -> str:
+def judgement(report: Report) -> str:
     """What the configured scale does."""
     loss_scale = report.loss_scale
     if report.verdict in _IN_FORWARD:
@@ -38,11 +38,12 @@ def _judgement(report: Report) -> str:
     lost = loss_scale.lost_fraction.get(key)
     if lost is None:
         return "no gradient to judge it by"
-    judgement = "too low: " if report.verdict == "gradient-underflow" else ""
-    return f"{judgement}{percent(lost)} of the parameters' gradient is lost"
+    prefix = "too low: " if report.verdict == "gradient-underflow" else ""
+    return f"{prefix}{percent(lost)} of the parameters' gradient is lost"
 
 
-def _window_lines(loss_scale: LossScale) -> Iterator[str]:
+def window_lines(loss_scale: LossScale) -> Iterator[str]:
+    """What works and what limits it; where nothing does, what would help."""
     if loss_scale.window is None:
         if loss_scale.limited_by is not None:
             yield from _limits(loss_scale, "no window")
@@ -52,19 +53,19 @@ def _window_lines(loss_scale: LossScale) -> Iterator[str]:
     low, high = loss_scale.window
     recommended = loss_scale.recommended or high
     proof = "proven by running it" if loss_scale.verified else "predicted, not proven"
-    yield f"works      {_power(low)} .. {_power(high)}   recommended {scale(recommended)}, {proof}"
+    yield f"works      {power(low)} .. {power(high)}   recommended {scale(recommended)}, {proof}"
     yield from _limits(loss_scale, "")
 
 
 def _limits(loss_scale: LossScale, head: str) -> Iterator[str]:
     limits = loss_scale.limited_by or {}
     ceiling = loss_scale.ceiling
-    top = f"above {_power(ceiling)}: " if ceiling is not None else ""
+    top = f"above {power(ceiling)}: " if ceiling is not None else ""
     if ceiling is None or ceiling < 2.0**32:
         yield f"{head + ', ' if head else ''}{top}{_place(limits)} overflows"
     low = limits.get("low")
     if low is not None and (head or (loss_scale.window and loss_scale.window[0] > 1)):
-        below = f"below {_power(loss_scale.window[0])}: " if loss_scale.window else "and there "
+        below = f"below {power(loss_scale.window[0])}: " if loss_scale.window else "and there "
         what = "parameters begin to lose" if limits.get("low_by") == "parameters" else "loses most"
         yield f"{below}{_place(low)} {'loses most' if head else what}"
 
@@ -93,10 +94,10 @@ def _alternative(alternative: Mapping[str, Any]) -> str:
 
 
 def _range(window: Any) -> str:
-    return "none" if window is None else f"{_power(window[0])} .. {_power(window[1])}"
+    return "none" if window is None else f"{power(window[0])} .. {power(window[1])}"
 
 
-def _power(value: float) -> str:
+def power(value: float) -> str:
     """``2^14``: in a window the exponent is what one compares."""
     exponent = value.hex().partition("p")[2]
     return f"2^{int(exponent)}"
