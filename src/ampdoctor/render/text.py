@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.wording import count_words, format_name, number, place
+from ampdoctor.facts.trace import Environment
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import findings_section
 from ampdoctor.render.layers_text import layers_section
 from ampdoctor.render.loss_scale_text import loss_scale_section
 from ampdoctor.render.options import Options
+from ampdoctor.render.terminal import as_text
 from ampdoctor.render.words import words
 
 _LABEL_WIDTH = 10
@@ -25,34 +26,20 @@ _VERDICT_STYLE = {"clean": "bold green", "not-measured": "bold yellow"}
 
 def render(report: Report, options: Options) -> str:
     """The report as lines of at most ``options.width`` columns, with a newline at its end."""
-    console = Console(
-        file=io.StringIO(),
-        width=options.width,
-        force_terminal=options.color,
-        color_system="standard" if options.color else None,
-        legacy_windows=False,
-        no_color=not options.color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    with console.capture() as capture:
-        console.print(document(report, options))
-    text = "\n".join(line.rstrip() for line in capture.get().split("\n"))
-    return text if options.unicode else text.encode("ascii", "backslashreplace").decode("ascii")
+    return as_text(document(report, options), options)
 
 
 def document(report: Report, options: Options) -> RenderableType:
     """The report as something rich can print or export."""
-    parts: list[RenderableType] = [_header(report, options), Text(""), _verdict(report)]
+    parts: list[RenderableType] = [header(report.environment, options), Text(""), _verdict(report)]
     for section in _sections(report, options):
         parts += [Text(""), section]
     parts += [Text(""), _closing(report)]
     return Padding(Group(*parts), (0, 0, 0, 1))
 
 
-def _header(report: Report, options: Options) -> Text:
-    environment = report.environment
+def header(environment: Environment, options: Options) -> Text:
+    """What was run, where: one line, or two where it is long."""
     torch = environment.torch_version.partition("+")[0]
     on_gpu = environment.device.startswith("cuda") and environment.device_name
     device = environment.device_name if on_gpu else environment.device
