@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from ampdoctor.facts.excerpt import Excerpt
+from ampdoctor.facts.site import Source
+
+
+def no_excerpt(source: Source) -> Excerpt | None:
+    """None: rendering opens no file, whoever asks for a report may."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -21,3 +30,5 @@ class Options:
     """Folder that source paths are shown relative to; '' shows the file's name alone."""
     root: str = ""
     """The repository's root: annotations and SARIF name files from there; '' stands for ``base``."""
+    excerpt: Callable[[Source], Excerpt | None] = no_excerpt
+    """The code around a line of the user's; None where it cannot be shown."""
