@@ -40,11 +40,13 @@ class Locator:
 
     def locate(self, op_name: str, order: int) -> Place:
         """The place of the op about to run. Remembers it, so that its backward finds it."""
-        place = self._place(torch._C._current_autograd_node())
-        # The op's autograd node is made before the op runs, and took the number before this one. (In backward
-        # as well: of a recomputed forward, or of a backward that is differentiated again.)
-        number = torch._C._autograd._get_sequence_nr() - 1
-        self._forward.setdefault(number, (place.module, place.line, op_name, order))
+        node = torch._C._current_autograd_node()
+        place = self._place(node)
+        if node is not None or self.phase == "forward":
+            # The op's autograd node is made before the op runs, and took the number before this one. (In
+            # backward as well: of a recomputed forward, or of a backward that is differentiated again.)
+            number = torch._C._autograd._get_sequence_nr() - 1
+            self._forward.setdefault(number, (place.module, place.line, op_name, order))
         return place
 
     def _place(self, node: torch.autograd.graph.Node | None) -> Place:
