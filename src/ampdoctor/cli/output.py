@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampdoctor.diagnose.report import Report
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.store import write_atomically
 
@@ -41,13 +40,6 @@ def check_writable(path: Path | None, option: str) -> None:
     target = path if path.exists() else folder
     if not os.access(target, os.W_OK):
         raise ConfigError(f"{option} {path}: no permission to write there")
-
-
-def emit(report: Report, format_name: str, output: Path | None, all_layers: bool) -> None:
-    """Nothing; the report is on stdout, or in the file."""
-    from ampdoctor.render import FORMATS
-
-    write_document(FORMATS[format_name](report, drawing(output, all_layers)), output)
 
 
 def drawing(output: Path | None, all_layers: bool = False) -> Options:

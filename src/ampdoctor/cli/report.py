@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ampdoctor.cli.exits import FAILED, Stop
-from ampdoctor.cli.output import check_format, check_writable, emit
+from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.store import TraceFileError, read_trace
 from ampdoctor.facts.trace import Trace
@@ -17,16 +17,15 @@ from ampdoctor.facts.trace import Trace
 def report(
     trace: Annotated[Path, typer.Argument(help="A trace that `ampdoctor scan --save` wrote.")],
     config: Annotated[Path | None, typer.Option(help="Take limits and rules from this config.")] = None,
-    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    format_: Annotated[str, typer.Option("--format", help=FORMAT_HELP)] = "text",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the report to this file.")
+        list[str] | None, typer.Option("--output", "-o", metavar="[FORMAT=]FILE", help=OUTPUT_HELP)
     ] = None,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
 ) -> None:
     """Print the report of a saved trace, without running anything."""
-    check_format(format_)
-    check_writable(output, "--output")
+    sinks = sinks_of(format_, output)
     from ampdoctor.diagnose.engine import DEFAULT_POLICY, diagnose
 
     policy = DEFAULT_POLICY
@@ -36,7 +35,7 @@ def report(
 
         policy = policy_of(load_config(config))
     result = diagnose(_read(trace), policy)
-    emit(result, format_, output, all_layers)
+    emit(result, sinks, all_layers)
     if result.verdict == "not-measured":
         raise Stop(f"error: nothing was measured: {result.sentence}", FAILED)
 

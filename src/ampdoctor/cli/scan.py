@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ampdoctor.cli.exits import FAILED, Stop
-from ampdoctor.cli.output import check_format, check_writable, emit
+from ampdoctor.cli.output import check_writable
 from ampdoctor.cli.progress import progress_bar
+from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.store import write_trace
 from ampdoctor.facts.trace import Trace
@@ -33,9 +34,9 @@ def scan(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
     ] = None,
-    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    format_: Annotated[str, typer.Option("--format", help=FORMAT_HELP)] = "text",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the report to this file.")
+        list[str] | None, typer.Option("--output", "-o", metavar="[FORMAT=]FILE", help=OUTPUT_HELP)
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep the trace, for `ampdoctor report` (.json or .json.gz).")
@@ -48,8 +49,7 @@ def scan(
 
     Runs the model in FP32 and in low precision, forward and backward, and compares.
     """
-    check_format(format_)
-    check_writable(output, "--output")
+    sinks = sinks_of(format_, output)
     check_writable(save, "--save")
     settings = read_settings(config, model, data, loss, set_ or [])
     trace = _probe(settings, quiet)
@@ -60,7 +60,7 @@ def scan(
     from ampdoctor.diagnose.engine import diagnose
 
     result = diagnose(trace, policy_of(settings))
-    emit(result, format_, output, all_layers)
+    emit(result, sinks, all_layers)
     if trace.interrupted:
         raise Stop("interrupted: the report covers what was measured until then", FAILED)
     if result.verdict == "not-measured":
