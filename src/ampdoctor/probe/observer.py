@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampdoctor.errors import ProbeError
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.probe.cuda_on_cpu import run_like_cuda
@@ -85,6 +86,8 @@ class Observer(TorchDispatchMode):
         self.order = 0
         self.failed: tuple[BaseException, str, Place, float | None] | None = None
         """The last op that raised: the exception, its name, its place, its largest scalar argument."""
+        self._ops_own: Exception | None = None
+        """The last exception that an op raised itself; any other, in a look at an op, is a fault of ours."""
         self.opaque_ops: dict[str, None] = {}
         self.left_ops: dict[str, None] = {}
         """Ops in half precision that the emulation had to leave to the CPU's own kernel."""
@@ -96,6 +99,8 @@ class Observer(TorchDispatchMode):
         self._rows: StorageMap[tuple[Identity, int]] = StorageMap()
         """The tally's row of the tensor last counted in a storage."""
         self._records: list[tuple[Site, int, int, Place, bool]] = []
+        self._gradients: dict[str, int] = {}
+        """Parameter -> the tally's row of its gradient, as it was before autocast's cast widened it."""
 
     def __torch_dispatch__(
         self,
@@ -138,6 +143,11 @@ class Observer(TorchDispatchMode):
         try:
             return self.run(func, op, place, args, kwargs)
         except Exception as error:
+            if error is not self._ops_own:
+                raise ProbeError(
+                    f"{op.name} was run but could not be recorded: {type(error).__name__}: {error}",
+                    "this is a bug in ampdoctor; --debug shows the whole traceback",
+                ) from error
             if self.failed is None or self.failed[0] is not error:
                 self.failed = (error, op.name, place, largest_scalar(args, kwargs))
             raise
@@ -151,9 +161,13 @@ class Observer(TorchDispatchMode):
 
     def call(self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Unrounded]:
         """The op's outputs, and the FP32 value of each before it was rounded, where that was seen."""
-        if not self.emulate or isinstance(func, HigherOrderOperator):
-            return func(*args, **kwargs), {}
-        result = run_like_cuda(func, args, kwargs)
+        try:
+            if not self.emulate or isinstance(func, HigherOrderOperator):
+                return func(*args, **kwargs), {}
+            result = run_like_cuda(func, args, kwargs)
+        except Exception as error:
+            self._ops_own = error
+            raise
         if result.how == "left":
             self.left_ops[func._schema.name] = None
         tensors = [t for t in flat(result.outputs) if isinstance(t, Tensor)]
@@ -195,23 +209,35 @@ class Observer(TorchDispatchMode):
             known = self._rows.get(source)
             if (
                 known is not None
-                and known[0] == _identity(source)
                 and source.dtype in (torch.float16, torch.bfloat16)
                 and tensor.dtype in (torch.float32, torch.float64)
             ):
-                return self.tally.add_upcast(tensor, known[1])
+                # Autocast's cast of a weight, differentiated: what it widens is the weight's gradient.
+                parameter = self.locator.arrives_at()
+                if parameter:
+                    self._gradients[parameter] = known[1]
+                if known[0] == _identity(source):
+                    return self.tally.add_upcast(tensor, known[1])
         # What a loss scale would do to backward is read from its histograms, ties and all.
         row = self.tally.add(tensor, unrounded, ties=place.phase == "backward")
         self._rows.put(tensor, (_identity(tensor), row))
         return row
 
+    def name_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Nothing; what was counted of the gradients that these parameters hold is known by name."""
+        for name, gradient in gradients.items():
+            known = self._rows.get(gradient)
+            if known is not None:
+                self._gradients.setdefault(name, known[1])
+
     def records(self) -> tuple[SiteRecord, ...]:
         """Every tensor seen, read back from the device now."""
         stats = self.tally.read()
+        gradient_of = {row: name for name, row in self._gradients.items()}
         return tuple(
             SiteRecord(
-                site, order, stats[row], source_of(place.line), place.forward_op, place.parameter,
-                implicit, place.recomputed,
+                site, order, stats[row], source_of(place.line), place.forward_op,
+                place.parameter or gradient_of.get(row, ""), implicit, place.recomputed,
             )
             for site, order, row, place, implicit in self._records
         )  # fmt: skip

@@ -154,6 +154,8 @@ class Tally:
             # float64 and the 8-bit formats: rare, and small enough to go through FP32's exponents.
             x = x.float()
         flat = x.detach().contiguous().view(-1)
+        if flat.stride(0) != 1:
+            flat = flat.as_strided((1,), (1,))  # one element, expanded: contiguous by name only
         if x.dtype == torch.float32:
             pattern = _SINGLE_STICKY if self._rows[row].ties else _SINGLE
         else:

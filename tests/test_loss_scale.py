@@ -1,0 +1,239 @@
+"""Loss scales by hand: models whose gradients are powers of two have windows one can work out on paper."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampdoctor.diagnose.engine import diagnose
+from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.report import Report
+from ampdoctor.facts.floats import FLOAT16
+from ampdoctor.facts.loss_scale import ceiling_of, gradient_tensors, sweep, underflow_fraction
+from ampdoctor.facts.trace import Trace
+from ampdoctor.load.workload import Workload
+from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.session import probe
+
+
+class Chain(nn.Module):
+    """y = w2 * (w1 * x), each a 1x1 Linear without bias."""
+
+    def __init__(self, w1: float, w2: float) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            self.first.weight.fill_(w1)
+            self.second.weight.fill_(w2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x))
+        return out
+
+
+def scan(
+    model: nn.Module, x: Tensor, loss_factor: float, plan: Plan | None = None, policy: Policy | None = None
+) -> tuple[Trace, Report]:
+    def loss(m: nn.Module, batch: Any) -> Tensor:
+        return m(batch).float().sum() * loss_factor
+
+    trace = probe(Workload("by hand", model, (x,), loss), plan or Plan())
+    return trace, diagnose(trace, policy or Policy())
+
+
+# Chain(w1 = 2^-3, w2 = 2^14) on x = 1 with a loss of 2^-30 y. FP16 tensors of backward, at scale 1:
+#   the cast of y's gradient    2^-30
+#   second.weight's gradient    2^-30 * h    = 2^-33
+#   h's gradient                2^-30 * 2^14 = 2^-16
+#   first.weight's gradient     2^-16 * x    = 2^-16
+# The smallest survives where 2^(k-33) > 2^-25, from k = 9 on; the largest overflows where 2^(k-16) is 2^16,
+# at k = 32.
+
+
+def test_the_window_of_a_chain_of_powers_of_two():
+    _, report = scan(Chain(2.0**-3, 2.0**14), torch.ones(1, 1), 2.0**-30)
+    scales = report.loss_scale
+    assert scales.ceiling == 2.0**31
+    assert scales.window == (2.0**9, 2.0**30)
+    assert scales.recommended == 2.0**24
+    assert scales.verified
+
+
+def test_the_margin_moves_the_top_of_the_window_and_not_the_ceiling():
+    plan, policy = Plan(scale_margin_bits=3), Policy(scale_margin_bits=3)
+    _, report = scan(Chain(2.0**-3, 2.0**14), torch.ones(1, 1), 2.0**-30, plan, policy)
+    assert report.loss_scale.ceiling == 2.0**31
+    assert report.loss_scale.window == (2.0**9, 2.0**28)
+
+
+def test_the_share_of_zeros_at_every_scale():
+    _, report = scan(Chain(2.0**-3, 2.0**14), torch.ones(1, 1), 2.0**-30)
+    shares = report.loss_scale.underflow_fraction
+    assert shares["1"] == 0.5  # of four elements 2^-30 and 2^-33 are zero, both 2^-16 stand
+    assert shares["32"] == 0.5  # 2^-30 * 2^5 = 2^-25 is a tie, and goes to zero
+    assert shares["64"] == 0.25
+    assert shares["256"] == 0.25  # 2^-33 * 2^8 = 2^-25, the tie again
+    assert shares["512"] == 0.0
+    assert shares[str(2**31)] == 0.0
+    assert shares[str(2**32)] is None  # overflows
+
+
+def test_tensors_that_overflow_are_counted_at_every_scale():
+    trace, _ = scan(Chain(2.0**-3, 2.0**14), torch.ones(1, 1), 2.0**-30)
+    candidate = next(p for p in trace.passes if p.role == "candidate")
+    reference = next(p for p in trace.passes if p.role == "reference")
+    points = {p.exponent: p for p in sweep(gradient_tensors(candidate, reference))}
+    assert points[31].overflowing == 0
+    assert (points[32].overflowing, points[32].overflowed_elements) == (2, 2)
+
+
+def test_what_limits_either_end_is_named():
+    _, report = scan(Chain(2.0**-3, 2.0**14), torch.ones(1, 1), 2.0**-30)
+    limits = report.loss_scale.limited_by
+    assert limits is not None
+    # h's gradient is made by the backward of the second layer, before the first layer's weight gradient
+    assert limits["module"] == "second"
+    assert limits["low"]["module"] == "second"
+    assert "self.second(self.first(x))" in limits["source"]["text"]
+
+
+# Chain(w1 = 1, w2 = 2^6) on x = 2^-6, loss y: second.weight gets h = 2^-6, first.weight gets 2^6 * 2^-6 = 1,
+# but h's gradient is 2^6.
+
+
+def test_parameter_gradients_alone_would_put_the_ceiling_six_bits_too_high():
+    trace, report = scan(Chain(1.0, 2.0**6), torch.full((1, 1), 2.0**-6), 1.0, Plan(loss_scale=16.0))
+    candidate = next(p for p in trace.passes if p.role == "candidate")
+    by_parameters = min(ceiling_of(p.absmax or 0.0, FLOAT16) for p in candidate.parameters)
+    assert by_parameters == 15
+    assert report.loss_scale.ceiling == 2.0**9
+    assert report.loss_scale.verified
+
+
+class Fade(torch.autograd.Function):
+    """Identity in forward; in backward an eighth of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2.0**-3
+
+
+class Fading(nn.Module):
+    """Layers of weight 1; the gradient loses three bits from each to the one before it."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(depth))
+        with torch.no_grad():
+            for layer in self.layers:
+                layer.weight.fill_(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(Fade.apply(x))
+        return x
+
+
+def test_a_deep_model_has_no_window_where_its_gradients_span_more_bits_than_the_format():
+    # Last layer 2^0, first 2^-48; FP16 spans 2^-24 to 2^15. At the ceiling 2^15 the first is 2^-33.
+    _, report = scan(Fading(17), torch.ones(1, 1), 1.0, Plan(loss_scale=1024.0))
+    assert report.verdict == "no-workable-scale"
+    assert report.loss_scale.window is None
+    assert report.loss_scale.ceiling == 2.0**15
+    finding = next(f for f in report.findings if f.code == "AMP204")
+    assert finding.severity == "error"
+    assert finding.evidence["ceiling"] == 2.0**15
+    assert {a["kind"] for a in report.loss_scale.alternatives} >= {"bfloat16", "module-in-fp32"}
+    bfloat16 = next(a for a in report.loss_scale.alternatives if a["kind"] == "bfloat16")
+    assert bfloat16["window"] == [1.0, 2.0**32]
+
+
+def test_a_shallow_one_has():
+    # 2^0 to 2^-12: the smallest survives everywhere, the largest up to 2^15.
+    _, report = scan(Fading(5), torch.ones(1, 1), 1.0, Plan(loss_scale=1024.0))
+    assert report.verdict == "clean"
+    assert report.loss_scale.window == (1.0, 2.0**14)
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "verdict", "code", "severity"),
+    [
+        (2.0**17, "backward-overflow", "AMP205", "warning"),
+        (2.0**15, "clean", "AMP205", "info"),  # the ceiling itself: finite, but in the margin
+        (2.0**14, "clean", None, None),
+    ],
+)
+def test_a_configured_scale_outside_the_window(loss_scale, verdict, code, severity):
+    _, report = scan(Fading(5), torch.ones(1, 1), 1.0, Plan(loss_scale=loss_scale))
+    assert report.verdict == verdict
+    found = [f for f in report.findings if f.code == "AMP205"]
+    assert [f.severity for f in found] == ([severity] if code else [])
+
+
+def test_a_scale_that_is_no_power_of_two_is_searched_from_one_that_is():
+    _, report = scan(Fading(5), torch.ones(1, 1), 1.0, Plan(loss_scale=1000.0))
+    assert report.loss_scale.window == (1.0, 2.0**14)
+    assert report.loss_scale.verified
+
+
+def test_a_scale_too_high_is_found_from_below():
+    trace, report = scan(Fading(5), torch.ones(1, 1), 1.0, Plan(loss_scale=2.0**20))
+    assert report.verdict == "backward-overflow"
+    assert report.loss_scale.window == (1.0, 2.0**14)
+    assert report.loss_scale.verified
+    assert [r.finite for r in trace.scale_runs if r.loss_scale == 2.0**16] == [False]
+
+
+def test_several_batches_share_the_lowest_ceiling():
+    def loss(m: nn.Module, batch: Any) -> Tensor:
+        return m(batch["x"]).float().sum() * batch["weight"]
+
+    batches = tuple({"x": torch.ones(1, 1), "weight": 2.0**e} for e in (0, 4, -3))
+    trace = probe(Workload("batches", Fading(3), batches, loss), Plan(loss_scale=1024.0))
+    report = diagnose(trace, Policy())
+    assert report.loss_scale.ceiling == 2.0**11
+    assert report.loss_scale.window == (1.0, 2.0**10)
+    assert report.loss_scale.limited_by is not None
+    assert report.loss_scale.limited_by["batch"] == 1
+
+
+def test_no_search_where_the_forward_is_at_fault():
+    model = Chain(2.0**9, 2.0**9)
+    trace, report = scan(model, torch.ones(1, 1), 1.0)
+    assert report.verdict == "forward-overflow"
+    assert trace.scale_runs == ()
+
+
+def _benchmark() -> Any:
+    path = Path(__file__).parent.parent / "benchmarks" / "scale_truth.py"
+    spec = importlib.util.spec_from_file_location("scale_truth", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["scale_truth"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["deep tanh", "convolutions", "small before norm", "GPT-2", "LSTM"])
+def test_one_recording_against_running_every_scale(name):
+    truth = _benchmark()
+    torch.manual_seed(0)
+    build, loss_scale = truth.MODELS[name]
+    result = truth.compare(name, build(), loss_scale)
+    assert result.predicted_ceiling == result.true_ceiling
+    assert result.largest_difference < 0.01
+
+
+def test_the_underflow_of_nothing_is_none():
+    assert underflow_fraction([], 0) == 0.0
