@@ -40,6 +40,14 @@ def document(report: Report, options: Options) -> RenderableType:
 
 def header(environment: Environment, options: Options) -> Text:
     """What was run, where: one line, or two where it is long."""
+    facts = environment_words(environment, options)
+    title = words(("ampdoctor", "bold"), "  ", environment.title)
+    fits = title.cell_len + 3 + len(facts) < options.width
+    return Text("   " if fits else "\n").join((title, words((facts, "dim"))))
+
+
+def environment_words(environment: Environment, options: Options) -> str:
+    """``torch 2.13.0 · cpu, emulating CUDA · float16 autocast · 1 batch``."""
     torch = environment.torch_version.partition("+")[0]
     on_gpu = environment.device.startswith("cuda") and environment.device_name
     device = environment.device_name if on_gpu else environment.device
@@ -47,12 +55,9 @@ def header(environment: Environment, options: Options) -> Text:
         device += ", emulating CUDA"
     precision = environment.dtype + ("" if environment.mode == "none" else f" {environment.mode}")
     between = " · " if options.unicode else " | "
-    facts = between.join(
+    return between.join(
         (f"torch {torch}", device, precision, count_words(environment.batches, "batch", "batches"))
     )
-    title = words(("ampdoctor", "bold"), "  ", environment.title)
-    fits = title.cell_len + 3 + len(facts) < options.width
-    return Text("   " if fits else "\n").join((title, words((facts, "dim"))))
 
 
 def _verdict(report: Report) -> Text:
@@ -67,7 +72,7 @@ def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
     if len(report.run_up) > 1:
         yield labelled([("Run-up", _run_up(report, options))])
     if report.losses:
-        yield labelled([("Loss", _losses(report))])
+        yield labelled([("Loss", words(loss_words(report)))])
     if not report.environment.forward_only:
         yield labelled([("Loss scale", loss_scale_section(report))])
     if report.findings:
@@ -102,13 +107,13 @@ def _run_up(report: Report, options: Options) -> Table:
     return grid
 
 
-def _losses(report: Report) -> Text:
+def loss_words(report: Report) -> str:
     """The first batch's, or the one of the fault: what a training loop would have printed."""
     wanted = report.first_fault.batch if report.first_fault else report.losses[0].batch
     row = next((row for row in report.losses if row.batch == wanted), report.losses[0])
     name = format_name(report.environment.dtype)
     of = f"   (batch {row.batch})" if len(report.losses) > 1 else ""
-    return words(f"{name} {_digits(row.candidate)}   FP32 {_digits(row.reference)}{of}")
+    return f"{name} {_digits(row.candidate)}   FP32 {_digits(row.reference)}{of}"
 
 
 def _digits(loss: float | None) -> str:
