@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampdoctor.errors import ConfigError
+from ampdoctor.facts.excerpt import read_excerpt
 from ampdoctor.facts.store import write_atomically
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def drawing(output: Path | None, all_layers: bool = False) -> Options:
         unicode=output is not None or _shows_unicode(sys.stdout.encoding),
         all_layers=all_layers,
         base=str(Path.cwd()),
+        excerpt=read_excerpt,
     )
 
 
