@@ -323,7 +323,7 @@ def test_a_result_that_is_no_loss(tmp_path: Path, name: str, message: str, hint:
 
 def test_a_number_without_its_graph_is_no_loss(tmp_path: Path) -> None:
     workload = load_in(tmp_path, loss_config(tmp_path, "{target: models.py:number}"))
-    with pytest.raises(LoadError, match=r"not a loss tensor$") as caught:
+    with pytest.raises(LoadError, match=r"(?m)not a loss tensor$") as caught:
         workload.step(workload.model, workload.batches[0])
     assert caught.value.hint == "Return the tensor itself, without .item() or float()."
 

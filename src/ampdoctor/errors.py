@@ -15,6 +15,10 @@ class AmpDoctorError(Exception):
         self.user_traceback = user_traceback
         """The user's own part of a traceback, where their code raised; '' otherwise."""
 
+    def __str__(self) -> str:
+        """Message and hint: all that a traceback in Python shows of an exception."""
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
 
 class ConfigError(AmpDoctorError):
     """The config or the command line is wrong: exit code 2. ``problems`` lists every mistake found."""
@@ -24,6 +28,10 @@ class ConfigError(AmpDoctorError):
     def __init__(self, message: str, hint: str = "", problems: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint)
         self.problems = problems
+
+    def __str__(self) -> str:
+        """Every problem, then the hint."""
+        return "\n".join((*(self.problems or (self.message,)), *([self.hint] if self.hint else [])))
 
 
 class LoadError(AmpDoctorError):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -60,7 +61,12 @@ def config_from_options(
     return _checked(document).located(Path.cwd(), "")
 
 
-def _checked(document: Document) -> Config:
+def config_from_values(values: Mapping[str, Any], title: str) -> Config:
+    """The config that Python code gives as plain values, called ``title`` in a report; paths start here."""
+    return _checked(Document("", dict(values)), "the call", "").located(Path.cwd(), title)
+
+
+def _checked(document: Document, subject: str = "the command line", hint: str = OPTIONS_HINT) -> Config:
     problems = list(document.problems)
     config: Config | None = None
     try:
@@ -68,9 +74,9 @@ def _checked(document: Document) -> Config:
     except ValidationError as error:
         problems += describe(error, document)
     if config is None or problems:
-        subject = document.name or "the command line"
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
-        hint = INIT_HINT if document.name else OPTIONS_HINT
+        if document.name:
+            subject, hint = document.name, INIT_HINT
         raise ConfigError(f"{subject} has {count}", hint, tuple(problems))
     return config
 

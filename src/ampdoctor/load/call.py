@@ -25,8 +25,8 @@ def call_model(model: torch.nn.Module, batch: Any) -> Any:
     raise LoadError(
         f"the batch does not fit the model: {type(model).__name__}.forward{inspect.signature(model.forward)} "
         f"cannot take {describe(batch)}",
-        "Name a mapping's keys after forward's parameters, or write a loss that calls the model itself: "
-        "loss: {target: file.py:compute_loss}, with compute_loss(model, batch).",
+        "Name a mapping's keys after forward's parameters, or write a loss, compute_loss(model, batch), that "
+        "calls the model itself.",
     )
 
 

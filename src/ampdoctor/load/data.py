@@ -30,11 +30,11 @@ def load_batches(config: Config) -> tuple[Any, ...]:
         return _synthetic(data, config.seed)
     if isinstance(data, DataFile):
         where = f"data.file: {data.file}"
-        return _first(_content(config, data), data.batches, where)
+        return first_batches(_content(config, data), data.batches, where)
     where = f"data.target: {data.target}"
     value = _value(config, data)
     with targets.user_code(where):  # Iterating runs the user's code, too.
-        return _first(value, data.batches, where)
+        return first_batches(value, data.batches, where)
 
 
 def is_one_batch(value: Any) -> bool:
@@ -58,7 +58,8 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or hasattr(value, "__array__")
 
 
-def _first(value: Any, count: int, where: str) -> tuple[Any, ...]:
+def first_batches(value: Any, count: int, where: str) -> tuple[Any, ...]:
+    """At most ``count`` batches of an iterable, or the one batch that ``value`` is; LoadError for none."""
     if isinstance(value, torch.utils.data.Dataset) and not isinstance(
         value, torch.utils.data.IterableDataset
     ):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+
+Undo = Callable[[], None]
 
 
 def uncompile(model: torch.nn.Module) -> tuple[torch.nn.Module, tuple[str, ...]]:
@@ -15,7 +19,24 @@ def uncompile(model: torch.nn.Module) -> tuple[torch.nn.Module, tuple[str, ...]]
     Changes the model in place: wrapped children are replaced by what they wrap, and ``module.compile()`` is
     undone. Hooks on the wrappers themselves are lost with them.
     """
+    root, compiled, _ = _uncompiled(model)
+    return root, compiled
+
+
+@contextmanager
+def uncompiled(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, tuple[str, ...]]]:
+    """The same, with everything compiled again as it was afterwards."""
+    root, compiled, undo = _uncompiled(model)
+    try:
+        yield root, compiled
+    finally:
+        for put_back in undo:
+            put_back()
+
+
+def _uncompiled(model: torch.nn.Module) -> tuple[torch.nn.Module, tuple[str, ...], list[Undo]]:
     compiled: dict[str, None] = {}
+    undo: list[Undo] = []
     root = _unwrapped(model)
     if root is not model:
         compiled[""] = None
@@ -26,7 +47,9 @@ def uncompile(model: torch.nn.Module) -> tuple[torch.nn.Module, tuple[str, ...]]
         if id(module) in seen:
             continue
         seen.add(id(module))
-        if getattr(module, "_compiled_call_impl", None) is not None:
+        call = getattr(module, "_compiled_call_impl", None)
+        if call is not None:
+            undo.append(partial(setattr, module, "_compiled_call_impl", call))
             module._compiled_call_impl = None
             compiled[path] = None
         if isinstance(module, torch.jit.ScriptModule):
@@ -37,10 +60,11 @@ def uncompile(model: torch.nn.Module) -> tuple[torch.nn.Module, tuple[str, ...]]
             below = f"{path}.{name}" if path else name
             eager = _unwrapped(child)
             if eager is not child:
+                undo.append(partial(module._modules.__setitem__, name, child))
                 module._modules[name] = eager
                 compiled[below] = None
             pending.append((below, eager))
-    return root, tuple(sorted(compiled))
+    return root, tuple(sorted(compiled)), undo
 
 
 def eagerly(step: Callable[[torch.nn.Module, Any], Any]) -> Callable[[torch.nn.Module, Any], Any]:

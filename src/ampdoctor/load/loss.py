@@ -35,8 +35,8 @@ def build_step(config: Config) -> Step:
         return _target_step(config, section)
     if isinstance(section, LossBuiltin):
         compute, name = builtin_step(section), f"loss.builtin: {section.builtin}"
-        return lambda model, batch: _scalar(compute(model, batch), name)
-    return lambda model, batch: _loss_in(call_model(model, batch))
+        return lambda model, batch: scalar(compute(model, batch), name)
+    return lambda model, batch: loss_in(call_model(model, batch))
 
 
 def _target_step(config: Config, section: LossTarget) -> Step:
@@ -47,32 +47,36 @@ def _target_step(config: Config, section: LossTarget) -> Step:
             f"{name} is {describe(function)}", "A loss is a function: compute_loss(model, batch)."
         )
     targets.check_call(function, section.target, "loss", (None, None), section.kwargs)
-    return lambda model, batch: _scalar(function(model, batch, **section.kwargs), name)
+    return lambda model, batch: scalar(function(model, batch, **section.kwargs), name)
 
 
-def _loss_in(output: Any) -> torch.Tensor:
-    """The loss that a model's output carries: ``.loss``, ``["loss"]``, or a scalar output."""
+def loss_in(output: Any, name_one: str = NAME_A_LOSS) -> torch.Tensor:
+    """The loss that a model's output carries: ``.loss``, ``["loss"]``, or a scalar output.
+
+    ``name_one`` tells the user, where there is none, how to give one.
+    """
     loss = getattr(output, "loss", None)
     if loss is not None:
-        return _scalar(loss, "the model's output.loss")
+        return scalar(loss, "the model's output.loss")
     if isinstance(output, Mapping) and output.get("loss") is not None:
-        return _scalar(output["loss"], 'the model\'s output["loss"]')
+        return scalar(output["loss"], 'the model\'s output["loss"]')
     if isinstance(output, torch.Tensor) and output.numel() == 1:
-        return _scalar(output, "the model")
-    raise LoadError(f"the model returned {describe(output)}, not a loss", _output_hint(output))
+        return scalar(output, "the model")
+    raise LoadError(f"the model returned {describe(output)}, not a loss", _output_hint(output, name_one))
 
 
-def _output_hint(output: Any) -> str:
+def _output_hint(output: Any, name_one: str) -> str:
     if hasattr(output, "loss") or (isinstance(output, Mapping) and "loss" in output):
-        return f"Its loss is None: give the model its labels in the batch. {NAME_A_LOSS}"
+        return f"Its loss is None: give the model its labels in the batch. {name_one}"
     if isinstance(output, (tuple, list)):
         scalars = [n for n, item in enumerate(output) if isinstance(item, torch.Tensor) and item.numel() == 1]
         if len(scalars) == 1:
-            return f"If item {scalars[0]} is the loss, return it from a function of your own. {NAME_A_LOSS}"
-    return NAME_A_LOSS
+            return f"If item {scalars[0]} is the loss, return it from a function of your own. {name_one}"
+    return name_one
 
 
-def _scalar(loss: Any, name: str) -> torch.Tensor:
+def scalar(loss: Any, name: str) -> torch.Tensor:
+    """``loss`` itself, where it is a single floating-point number; LoadError otherwise."""
     if not isinstance(loss, torch.Tensor):
         hints: list[tuple[type | tuple[type, ...], str]] = [
             (type(None), "Is a `return` missing?"),
