@@ -40,22 +40,24 @@ def document(report: Report, options: Options) -> RenderableType:
 
 def header(environment: Environment, options: Options) -> Text:
     """What was run, where: one line, or two where it is long."""
-    between = " · " if options.unicode else " | "
-    facts = between.join(environment_words(environment))
+    facts = environment_words(environment, options)
     title = words(("ampdoctor", "bold"), "  ", environment.title)
     fits = title.cell_len + 3 + len(facts) < options.width
     return Text("   " if fits else "\n").join((title, words((facts, "dim"))))
 
 
-def environment_words(environment: Environment) -> tuple[str, ...]:
-    """``torch 2.13.0``, ``cpu, emulating CUDA``, ``float16 autocast``, ``1 batch``."""
+def environment_words(environment: Environment, options: Options) -> str:
+    """``torch 2.13.0 · cpu, emulating CUDA · float16 autocast · 1 batch``."""
     torch = environment.torch_version.partition("+")[0]
     on_gpu = environment.device.startswith("cuda") and environment.device_name
     device = environment.device_name if on_gpu else environment.device
     if environment.emulates:
         device += ", emulating CUDA"
     precision = environment.dtype + ("" if environment.mode == "none" else f" {environment.mode}")
-    return f"torch {torch}", device, precision, count_words(environment.batches, "batch", "batches")
+    between = " · " if options.unicode else " | "
+    return between.join(
+        (f"torch {torch}", device, precision, count_words(environment.batches, "batch", "batches"))
+    )
 
 
 def _verdict(report: Report) -> Text:
