@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from ampdoctor.diagnose import report as diagnosis
+from ampdoctor.facts.excerpt import read_excerpt
 from ampdoctor.render import FORMATS, Options
 
 
@@ -38,4 +39,4 @@ class Report(diagnosis.Report):
         return f"<pre>{escape(str(self))}</pre>"
 
     def _as(self, name: str) -> str:
-        return FORMATS[name](self, Options(base=str(Path.cwd())))
+        return FORMATS[name](self, Options(base=str(Path.cwd()), excerpt=read_excerpt))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.waivers import Waiver
 from ampdoctor.probe.plan import Plan
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def plan_of(config: Config) -> Plan:
     )
 
 
-def policy_of(config: Config) -> Policy:
-    """The limits and rules the config asks for."""
+def policy_of(config: Config, today: str = "") -> Policy:
+    """The limits and rules the config asks for; waivers hold as of ``today``, ``2027-01-31``."""
     limits, rules = config.limits, config.rules
     return Policy(
         headroom_bits=limits.headroom_bits,
@@ -38,4 +39,9 @@ def policy_of(config: Config) -> Policy:
         scale_margin_bits=limits.scale_margin_bits,
         select=tuple(rules.select),
         ignore=tuple(rules.ignore),
+        waivers=tuple(
+            Waiver(w.code, w.module, w.reason, w.expires.isoformat() if w.expires else "")
+            for w in rules.waivers
+        ),
+        today=today,
     )
