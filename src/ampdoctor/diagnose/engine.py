@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ampdoctor.diagnose.first_fault import first_fault
 from ampdoctor.diagnose.gradient_histogram import gradient_histogram_of
@@ -16,6 +16,7 @@ from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.run_up import run_up
 from ampdoctor.diagnose.sentence import sentence_of
 from ampdoctor.diagnose.verdict import Reading, read
+from ampdoctor.diagnose.waivers import waive, waiver_states
 from ampdoctor.diagnose.wording import listing
 from ampdoctor.facts.trace import Trace
 
@@ -27,6 +28,7 @@ def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY, config: str = "") ->
     """The report on a trace: verdict, first fault, findings and tables. ``config`` is the file that asked."""
     reading = read(trace, policy)
     fault = first_fault(reading)
+    found = _found(reading)
     return Report(
         environment=trace.environment,
         verdict=reading.verdict,
@@ -37,7 +39,7 @@ def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY, config: str = "") ->
         layers=layer_rows(reading),
         parameters=parameter_rows(trace),
         loss_scale=loss_scale_of(reading),
-        findings=_findings(reading),
+        findings=_findings(found, reading),
         not_seen=tuple(_not_seen(reading)),
         passes=len(trace.passes) + len(trace.scale_runs),
         seconds=trace.seconds,
@@ -46,13 +48,19 @@ def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY, config: str = "") ->
         gradient_histogram=gradient_histogram_of(trace),
         rules=tuple(rule.code for rule in RULES if policy.applies(rule.code)),
         config=config,
+        waivers=tuple(waiver_states(found, policy.waivers, policy.today)),
     )
 
 
-def _findings(reading: Reading) -> tuple[Finding, ...]:
-    """What the selected rules found: errors first, the verdict's own before others of its severity."""
-    found = [f for rule in RULES if reading.policy.applies(rule.code) for f in rule.check(reading)]
-    return tuple(sorted(found, key=lambda f: (_SEVERITIES.index(f.severity), not _is_headline(f, reading))))
+def _found(reading: Reading) -> list[Finding]:
+    """What the selected rules found."""
+    return [f for rule in RULES if reading.policy.applies(rule.code) for f in rule.check(reading)]
+
+
+def _findings(found: Sequence[Finding], reading: Reading) -> tuple[Finding, ...]:
+    """Waived ones marked; errors first, the verdict's own before others of its severity."""
+    judged = waive(found, reading.policy.waivers, reading.policy.today)
+    return tuple(sorted(judged, key=lambda f: (_SEVERITIES.index(f.severity), not _is_headline(f, reading))))
 
 
 def _is_headline(finding: Finding, reading: Reading) -> bool:

@@ -13,7 +13,7 @@ from ampdoctor.diagnose.outcome import find_pass
 from ampdoctor.diagnose.report import ForwardRange, GradientRange, LayerRow, ParameterRow
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.floats import FLOAT_FORMATS
-from ampdoctor.facts.gradient_harm import lost_fraction
+from ampdoctor.facts.gradient_harm import lost_fraction, without_noise
 from ampdoctor.facts.trace import Pass, SiteRecord, Trace
 
 
@@ -55,11 +55,13 @@ def parameter_rows(trace: Trace) -> tuple[ParameterRow, ...]:
     worst: dict[str, ParameterRow] = {}
     for candidate in _candidates(trace):
         made = {r.parameter: r for r in candidate.sites if r.parameter}
+        heard = {p.name for p in without_noise(candidate.parameters)}
         for p in candidate.parameters:
             record = made.get(p.name)
             flushed = record.stats.flushed if record else None
             share = flushed / p.reference_nonzero if flushed is not None and p.reference_nonzero else None
-            row = ParameterRow(p.name, p.absmax, share, lost_fraction(p), p.relative_error)
+            noise = p.name not in heard
+            row = ParameterRow(p.name, p.absmax, share, lost_fraction(p), p.relative_error, noise)
             known = worst.get(p.name)
             if known is None or (row.lost_fraction or 0.0) > (known.lost_fraction or 0.0):
                 worst[p.name] = row

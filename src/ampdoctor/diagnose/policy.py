@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from ampdoctor.diagnose.waivers import Waiver
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -22,6 +24,10 @@ class Policy:
     """Rule codes or prefixes of them that are applied."""
     ignore: tuple[str, ...] = ()
     """Rule codes or prefixes of them that are not, whatever ``select`` says."""
+    waivers: tuple[Waiver, ...] = ()
+    """Findings that somebody accepts."""
+    today: str = ""
+    """The day that decides which waivers have expired, ``2027-01-31``; '' where none does."""
 
     def headroom_of(self, module: str) -> float:
         """The headroom a module must keep."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampdoctor.diagnose.gate_result import Accepted, GateResult, WaiverState
 from ampdoctor.diagnose.wording import step_words
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.site import Source
@@ -32,6 +33,8 @@ class Finding:
     remedy: str
     count: int = 1
     """How many births or tensors at this place the finding stands for."""
+    accepted: Accepted | None = None
+    """Why it does not count, where a waiver or the gate's baseline accepts it."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,8 @@ class ParameterRow:
     lost_fraction: float | None
     """Elements that are zero here, of those nonzero in the reference."""
     relative_error: float | None
+    noise: bool = False
+    """The reference's own gradient is rounding noise around zero: the other figures mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +255,10 @@ class Report:
     """Codes of the rules that were applied."""
     config: str = ""
     """The config file that was scanned, as a path from the current folder; '' where there was none."""
+    waivers: tuple[WaiverState, ...] = ()
+    """Those of the config, with what they still do."""
+    gate: GateResult | None = None
+    """The gate's word on it; None for a report that no gate has judged."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document ``ampdoctor.report/1``: None where a figure does not exist, NaN and inf as words."""
@@ -275,6 +284,8 @@ class Report:
             "interrupted": self.interrupted,
             "rules": list(self.rules),
             "config": self.config or None,
+            "waivers": to_json(self.waivers),
+            "gate": to_json(self.gate),
         }
 
 
@@ -290,4 +301,4 @@ def _first_fault(fault: FirstFault | None) -> dict[str, Any] | None:
 
 def _parameter(row: ParameterRow) -> dict[str, Any]:
     gradient = to_json(row)
-    return {"name": gradient.pop("name"), "gradient": gradient}
+    return {"name": gradient.pop("name"), "noise": gradient.pop("noise"), "gradient": gradient}

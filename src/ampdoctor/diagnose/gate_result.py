@@ -1,0 +1,79 @@
+"""What a gate says about one report, and what it says about single findings, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampdoctor.facts.site import Source
+
+PASSED, FAILED, NOT_MEASURED = "passed", "failed", "not-measured"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Why a finding does not count. Its severity is info as long as it is accepted."""
+
+    by: str
+    """``waiver`` | ``baseline``"""
+    severity: str
+    """What it weighs where nobody accepts it."""
+    reason: str = ""
+    """The waiver's own words; '' for a baseline."""
+    expires: str = ""
+    """The waiver's last day, ``2027-01-31``; '' for none."""
+
+
+@dataclass(frozen=True)
+class WaiverState:
+    """One waiver of the config, and whether it still does anything."""
+
+    code: str
+    """A rule's code or the beginning of codes."""
+    module: str
+    """A glob over module paths."""
+    reason: str
+    expires: str
+    """``2027-01-31``, the last day it holds; '' for ever."""
+    state: str
+    """``used`` | ``unused`` (nothing matches it) | ``expired`` (what it matches counts again)"""
+    matches: int
+    """Findings and failed checks that it fits."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that is not as the gate wants it."""
+
+    name: str
+    """``finding``; a limit's key, such as ``headroom_bits``; or what was compared with the baseline:
+    ``headroom_loss``, ``underflow_gain``, ``worse``."""
+    code: str
+    """The rule that explains it."""
+    module: str
+    """The module, or a parameter's name where the figure is a parameter's; '' for the whole scan."""
+    op: str
+    source: Source | None
+    message: str
+    """What is wrong, and by how much."""
+    by: str
+    """How much, in a few words: ``0.6 bits short``."""
+    measured: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """The gate's word on one report."""
+
+    status: str
+    """``passed`` | ``failed`` | ``not-measured`` (nothing, or not what a limit asks for)"""
+    checks: tuple[Check, ...]
+    """What failed, worst first; for ``not-measured`` what could not be checked."""
+    accepted: int
+    """Findings and failed checks that a waiver or the baseline accepts."""
+    gone: tuple[str, ...]
+    """What the baseline knows and this report has no more, a phrase each."""
+    notes: tuple[str, ...]
+    """What a reader should know besides, a sentence each."""
+    baseline: str
+    """The baseline's file; '' where nothing was compared."""
