@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
 from ampdoctor.errors import ConfigError
@@ -33,7 +34,7 @@ def report(
         from ampdoctor.api.request import policy_of
         from ampdoctor.config import load_config
 
-        policy = policy_of(load_config(config))
+        policy = policy_of(load_config(config), today())
     result = diagnose(_read(trace), policy)
     emit(result, sinks, all_layers)
     if result.verdict == "not-measured":

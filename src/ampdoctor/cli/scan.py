@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_writable
 from ampdoctor.cli.progress import progress_bar
@@ -59,7 +60,7 @@ def scan(
     from ampdoctor.api.request import policy_of
     from ampdoctor.diagnose.engine import diagnose
 
-    result = diagnose(trace, policy_of(settings))
+    result = diagnose(trace, policy_of(settings, today()))
     emit(result, sinks, all_layers)
     if trace.interrupted:
         raise Stop("interrupted: the report covers what was measured until then", FAILED)

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from ampdoctor.diagnose.gate_result import Accepted, WaiverState
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.wording import listing, place, source_place
 from ampdoctor.render.words import words
@@ -26,10 +27,28 @@ def findings_section(findings: Sequence[Finding]) -> Group:
         parts.append(words(f"and {len(urgent) - _MOST} more: --format json lists all"))
     by_code: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.severity == "info":
+        if finding.accepted is not None:
+            parts.append(_accepted(finding, finding.accepted))
+        elif finding.severity == "info":
             by_code.setdefault(finding.code, []).append(finding)
     parts += [_in_short(group) for group in by_code.values()]
     return Group(*parts)
+
+
+def waivers_section(waivers: Sequence[WaiverState]) -> Group:
+    """A line for each waiver that has expired or that nothing matches."""
+    return Group(*(words(waiver_words(w)) for w in waivers if w.state != "used"))
+
+
+def waiver_words(waiver: WaiverState) -> str:
+    """``AMP103 decoder.* expired on 2027-01-31 (fp32 head planned): what it covered counts again``"""
+    name = f"{waiver.code} {waiver.module}"
+    if waiver.state == "used":
+        return f"{name} holds ({waiver.reason})"
+    if waiver.state == "unused":
+        return f"{name} matches nothing ({waiver.reason}): take it out"
+    then = "what it covered counts again" if waiver.matches else "and nothing matches it: take it out"
+    return f"{name} expired on {waiver.expires} ({waiver.reason}): {then}"
 
 
 def _in_full(finding: Finding) -> list[RenderableType]:
@@ -45,6 +64,15 @@ def _in_full(finding: Finding) -> list[RenderableType]:
         _indented(words(finding.message)),
         _indented(words(finding.remedy, "  ", (f"ampdoctor explain {finding.code}", "dim"))),
     ]
+
+
+def _accepted(finding: Finding, accepted: Accepted) -> Text:
+    """Who accepts it, and until when; its remedy is not asked for."""
+    word = "waived" if accepted.by == "waiver" else "known"
+    until = f" until {accepted.expires}" if accepted.expires else ""
+    reason = f" Accepted{until}: {accepted.reason}" if accepted.reason else ""
+    where = f"{place(finding.module)}: " if finding.module else ""
+    return words((f"{word} {finding.code}", _STYLES["info"]), f" {where}{finding.message}{reason}")
 
 
 def _indented(text: Text) -> Padding:

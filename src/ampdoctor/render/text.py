@@ -13,7 +13,7 @@ from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.wording import count_words, format_name, number, place
 from ampdoctor.facts.trace import Environment
 from ampdoctor.render.fault_text import fault_rows
-from ampdoctor.render.findings_text import findings_section
+from ampdoctor.render.findings_text import findings_section, waivers_section
 from ampdoctor.render.layers_text import layers_section
 from ampdoctor.render.loss_scale_text import loss_scale_section
 from ampdoctor.render.options import Options
@@ -77,6 +77,8 @@ def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
         yield labelled([("Loss scale", loss_scale_section(report))])
     if report.findings:
         yield labelled([("Findings", findings_section(report.findings))])
+    if any(waiver.state != "used" for waiver in report.waivers):
+        yield labelled([("Waivers", waivers_section(report.waivers))])
     if report.layers:
         yield layers_section(report, options)
 
