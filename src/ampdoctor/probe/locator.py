@@ -69,6 +69,15 @@ class Locator:
             return Place("backward", self._recomputed_in(own, module), own, recomputed=True)
         return Place("backward", module, line, forward_op, at, backward_line=own)
 
+    def arrives_at(self) -> str:
+        """The name of the parameter whose gradient the running node makes; '' where it goes on."""
+        node = torch._C._current_autograd_node()
+        for following, _ in () if node is None else node.next_functions:
+            variable = getattr(following, "variable", None)
+            if variable is not None:
+                return self._parameters.get(id(variable), ("", ""))[0]
+        return ""
+
     def _recomputed_in(self, line: Line, module: str) -> str:
         """The module whose checkpointed function has this line, seen from a module inside that function."""
         above = [m for m in self._ran_in.get(line, ()) if m in ("", module) or module.startswith(f"{m}.")]

@@ -93,6 +93,7 @@ def take_step(
         for name, p in model.named_parameters()
         if p.grad is not None
     }
+    observer.name_gradients(run.gradients)
     if isinstance(observer, SecondLook):
         _conclude(observer, run)
     return run
