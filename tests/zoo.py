@@ -139,8 +139,10 @@ def resnet() -> Entry:
 def clip() -> Entry:
     text = {**SIZES, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 63}
     config = hf.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=16)
+    ids = tokens()
+    ids[:, -1] = 63  # the text's vector is read at its end token
     return hf.CLIPModel(config), {
-        "input_ids": tokens(),
+        "input_ids": ids,
         "pixel_values": torch.randn(2, 3, 16, 16),
         "return_loss": True,
     }
