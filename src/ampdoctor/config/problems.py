@@ -34,6 +34,7 @@ OTHER_NAMES = {
 
 EXPECTED = {
     "float": "a number",
+    "bool": "true or false",
     "int": "a whole number",
     "string": "text",
     "dict": "a mapping",

@@ -229,12 +229,19 @@ class LayerLimits(Section):
     """Least distance to the largest value, in bits."""
     gradient_underflow: Annotated[Number, Field(ge=0, le=1)] | None = None
     """Largest underflow fraction of gradients, 0 to 1."""
+    lost_gradient: Annotated[Number, Field(ge=0, le=1)] | None = None
+    """Largest share of a parameter's gradient elements, nonzero in FP32, that are zero here, 0 to 1."""
+    drift: Annotated[Number, Field(ge=0)] | None = None
+    """Largest relative error of a parameter's gradient against the reference."""
     scale_margin_bits: Annotated[Number, Field(ge=0)] | None = None
     """Bits kept free between the recommended loss scale and the first that overflows."""
 
 
 class LimitsSection(Section):
-    """Where a figure becomes a finding. Any other key is a glob over module paths with limits of its own."""
+    """Where a figure becomes a finding; a limit that is written here fails the gate.
+
+    Any other key is a glob over module paths with limits of its own.
+    """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, LayerLimits]
@@ -243,6 +250,10 @@ class LimitsSection(Section):
     """Least distance to the largest value, in bits."""
     gradient_underflow: Annotated[Number, Field(ge=0, le=1)] = 0.01
     """Largest underflow fraction of gradients, 0 to 1."""
+    lost_gradient: Annotated[Number, Field(ge=0, le=1)] | None = None
+    """Largest share of a parameter's gradient elements, nonzero in FP32, that are zero here, 0 to 1."""
+    drift: Annotated[Number, Field(ge=0)] | None = None
+    """Largest relative error of a parameter's gradient against the reference."""
     scale_margin_bits: Annotated[Number, Field(ge=0)] = 1.0
     """Bits kept free between the recommended loss scale and the first that overflows."""
 
@@ -256,11 +267,15 @@ class GateSection(Section):
     """What fails a build."""
 
     fail_on: list[Annotated[str, AfterValidator(_check_fail_on)]] = Field(default_factory=lambda: ["error"])
-    """Severities and rule codes that fail the gate."""
+    """Severities (that one or a worse) and rule codes that fail the gate."""
+    scale_in_window: bool = False
+    """Fail where the configured loss scale lies outside the window of scales that work."""
     baseline: str = "ampdoctor-baseline.json"
     """What is already known, relative to the config's folder."""
     allow_headroom_loss: Annotated[Number, Field(ge=0)] = 0.5
     """Bits of headroom a module may lose against the baseline."""
+    allow_underflow_gain: Annotated[Number, Field(ge=0, le=1)] = 0.05
+    """What a module's underflow fraction may grow by against the baseline, 0 to 1."""
 
 
 def _source(*keys: str) -> Discriminator:
