@@ -35,13 +35,14 @@ def report(
         from ampdoctor.config import load_config
 
         policy = policy_of(load_config(config), today())
-    result = diagnose(_read(trace), policy)
+    result = diagnose(read_saved(trace), policy)
     emit(result, sinks, all_layers)
     if result.verdict == "not-measured":
         raise Stop(f"error: nothing was measured: {result.sentence}", FAILED)
 
 
-def _read(path: Path) -> Trace:
+def read_saved(path: Path) -> Trace:
+    """The trace in a file. Raises ConfigError where there is none."""
     try:
         return read_trace(path)
     except TraceFileError as error:

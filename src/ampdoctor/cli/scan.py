@@ -53,9 +53,9 @@ def scan(
     sinks = sinks_of(format_, output)
     check_writable(save, "--save")
     settings = read_settings(config, model, data, loss, set_ or [])
-    trace = _probe(settings, quiet)
+    trace = run_probe(settings, quiet)
     if save is not None:
-        _save(trace, save)
+        save_trace(trace, save)
 
     from ampdoctor.api.request import policy_of
     from ampdoctor.diagnose.engine import diagnose
@@ -94,7 +94,7 @@ def read_settings(
     return config_from_options(model=model, data=data, loss=loss, overrides=overrides)
 
 
-def _probe(settings: Config, quiet: bool) -> Trace:
+def run_probe(settings: Config, quiet: bool) -> Trace:
     """The trace of what the config describes. The user's prints go to stderr: stdout is the document."""
     with contextlib.redirect_stdout(sys.stderr), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
@@ -108,7 +108,8 @@ def _probe(settings: Config, quiet: bool) -> Trace:
         return probe(workload, plan_of(settings), progress)
 
 
-def _save(trace: Trace, path: Path) -> None:
+def save_trace(trace: Trace, path: Path) -> None:
+    """Nothing; the trace is in the file."""
     try:
         write_trace(trace, path)
     except OSError as error:
