@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ampdoctor.diagnose.report import Report
-from ampdoctor.render import json_report, text
+from ampdoctor.render import github, json_report, junit, markdown, sarif, text
 from ampdoctor.render.options import Options
 
 Render = Callable[[Report, Options], str]
@@ -14,9 +14,21 @@ RenderMany = Callable[[Sequence[Report], Options], str]
 FORMATS: dict[str, Render] = {
     "text": text.render,
     "json": json_report.render,
+    "markdown": markdown.render,
+    "github": github.render,
+    "junit": junit.render,
+    "sarif": sarif.render,
 }
 
-MANY: dict[str, RenderMany] = {}
+MANY: dict[str, RenderMany] = {
+    "markdown": markdown.render_many,
+    "github": github.render_many,
+    "junit": junit.render_many,
+    "sarif": sarif.render_many,
+}
 """Formats that hold several reports in one document; of the others each report is one of its own."""
 
-__all__ = ["FORMATS", "MANY", "Options", "Render", "RenderMany"]
+REQUIRES = {"junit": "junitparser"}
+"""Packages that a format needs and ampdoctor does not: the extra of the format's name brings them."""
+
+__all__ = ["FORMATS", "MANY", "REQUIRES", "Options", "Render", "RenderMany"]

@@ -1,0 +1,183 @@
+"""The report as GitHub-flavoured Markdown: for a job's summary or a comment on a pull request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich.text import Text
+
+from ampdoctor.diagnose.report import Finding, FirstFault, Report
+from ampdoctor.diagnose.wording import count_words, listing, number, place, scale
+from ampdoctor.render.fault_text import fault_rows
+from ampdoctor.render.layers_text import absmax_cell, gradient_cell, headroom_cell, underflow_cell
+from ampdoctor.render.loss_scale_text import judgement, window_lines
+from ampdoctor.render.markdown_words import cell_code, code, escaped, table
+from ampdoctor.render.options import Options
+from ampdoctor.render.places import source_words, subject
+from ampdoctor.render.text import environment_words, loss_words
+
+_MOST_FINDINGS = 100
+"""Of one report: GitHub cuts a job's summary off at 1 MiB, and a finding takes about 1 kB."""
+_WORST = 8
+_UNBROKEN = 1_000_000
+"""Columns: Markdown wraps by itself."""
+
+
+def render(report: Report, options: Options) -> str:
+    """The report under one heading, with a newline at its end."""
+    return "\n".join(_document(report, options)) + "\n"
+
+
+def render_many(reports: Sequence[Report], options: Options) -> str:
+    """A table with a row per report, then each report; one report is shown as it is."""
+    if len(reports) == 1:
+        return render(reports[0], options)
+    overview = table(
+        ("Scanned", "Verdict", "Errors", "Warnings", "First fault"),
+        (_overview(report) for report in reports),
+        "llrrl",
+    )
+    lines = [f"## ampdoctor: {count_words(len(reports), 'scan')}", "", *overview]
+    return "\n".join(lines) + "\n\n" + "\n".join(render(report, options) for report in reports)
+
+
+def _overview(report: Report) -> tuple[str, ...]:
+    severities = [finding.severity for finding in report.findings]
+    fault = report.first_fault
+    where = cell_code(fault.tensor or place(fault.module)) if fault else ""
+    counts = (str(severities.count(severity)) for severity in ("error", "warning"))
+    return (cell_code(subject(report)), escaped(report.verdict), *counts, where)
+
+
+def _document(report: Report, options: Options) -> Iterator[str]:
+    head, dot, rest = report.sentence.partition(". ")
+    yield f"## ampdoctor: {code(subject(report))}"
+    yield ""
+    yield f"**{escaped(head + dot.rstrip())}** {escaped(rest)}".rstrip()
+    yield ""
+    yield escaped(environment_words(report.environment, options))
+    if report.first_fault is not None:
+        yield ""
+        yield from _fault(report.first_fault, options)
+    if len(report.run_up) > 1:
+        yield ""
+        yield from _run_up(report)
+    yield from _losses(report)
+    yield from _findings(report, options)
+    if report.layers:
+        yield from _layers(report, options)
+    if report.not_seen:
+        yield ""
+        yield f"Not seen: {escaped('; '.join(report.not_seen))}."
+    if report.interrupted:
+        yield ""
+        yield "Interrupted: this is what was seen until then."
+
+
+def _fault(fault: FirstFault, options: Options) -> list[str]:
+    rows: list[tuple[str, list[str]]] = []
+    unbroken = replace(options, width=_UNBROKEN, base=options.root or options.base)
+    for label, body in fault_rows(fault, unbroken):
+        words = _spaced(body.plain if isinstance(body, Text) else str(body))
+        if label or not rows:
+            rows.append((label, []))
+        rows[-1][1].append(words)
+    return table(("First fault", ""), ((f"**{label}**", "<br>".join(body)) for label, body in rows), "ll")
+
+
+def _spaced(text: str) -> str:
+    """The text, with dots where the terminal report sets words apart by blanks: Markdown drops those."""
+    return escaped(re.sub(" {3,}", " · ", text))
+
+
+def _run_up(report: Report) -> list[str]:
+    rows = []
+    for row in report.run_up:
+        bits = row.headroom_bits
+        headroom = "none" if row.here else f"{bits:.1f} bits" if bits is not None else ""
+        growth = f"x{number(row.growth)}" if row.growth is not None and row.growth >= 2 else ""
+        name = cell_code(place(row.module))
+        rows.append((f"**{name}**" if row.here else name, number(row.absmax), headroom, growth))
+    return table(("Run-up", "absmax", "headroom", "growth"), rows, "lrrr")
+
+
+def _losses(report: Report) -> Iterator[str]:
+    """The losses and what is known of loss scales, as a list."""
+    lines = [f"**Loss** {_spaced(loss_words(report))}"] if report.losses else []
+    if not report.environment.forward_only:
+        lines.append(
+            f"**Loss scale** configured {scale(report.loss_scale.configured)}: {escaped(judgement(report))}"
+        )
+        if report.loss_scale.searched:
+            lines += [_spaced(line) for line in window_lines(report.loss_scale)]
+    if lines:
+        yield ""
+        yield from (f"- {line}" for line in lines)
+
+
+def _findings(report: Report, options: Options) -> Iterator[str]:
+    """Those that ask for action one by one, information a line per rule."""
+    urgent = [finding for finding in report.findings if finding.severity != "info"]
+    if report.findings:
+        yield ""
+        yield "### Findings"
+    for finding in urgent[:_MOST_FINDINGS]:
+        yield ""
+        yield from _in_full(finding, options)
+    if len(urgent) > _MOST_FINDINGS:
+        yield ""
+        yield f"And {len(urgent) - _MOST_FINDINGS} more: the JSON report lists all."
+    by_code: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        if finding.severity == "info":
+            by_code.setdefault(finding.code, []).append(finding)
+    if by_code:
+        yield ""
+    for group in by_code.values():
+        first = group[0]
+        if len(group) == 1:
+            text = (f"{code(first.module)}: " if first.module else "") + escaped(first.message)
+        else:
+            text = f"{first.title}: {listing([code(place(f.module)) for f in group])}"
+        yield f"- info {first.code} {text}"
+
+
+def _in_full(finding: Finding, options: Options) -> Iterator[str]:
+    where = code(place(finding.module)) if finding.module or finding.op else ""
+    at = code(source_words(finding.source, options))
+    head = f"**{finding.severity} {finding.code} {escaped(finding.title)}**"
+    yield "- " + " · ".join(part for part in (head, where, at) if part)
+    advice = f"{escaped(finding.remedy)} `ampdoctor explain {finding.code}`"
+    for paragraph in (escaped(finding.message), advice):
+        yield ""
+        yield f"  {paragraph.strip()}"
+
+
+def _layers(report: Report, options: Options) -> Iterator[str]:
+    """The worst few, or all in the model's own order, folded in."""
+    rows = list(report.layers)
+    title = f"Layers ({len(rows)})"
+    if options.all_layers:
+        rows.sort(key=lambda row: row.position)
+    elif len(rows) > _WORST:
+        title = f"Layers (worst {_WORST} of {len(rows)})"
+        rows = rows[:_WORST]
+    cells = (
+        (
+            f"{cell_code(row.module or '(root)')} {escaped(row.type)}",
+            str(row.calls),
+            absmax_cell(row),
+            headroom_cell(row),
+            gradient_cell(row),
+            underflow_cell(row),
+        )
+        for row in rows
+    )
+    yield ""
+    yield f"<details><summary>{title}</summary>"
+    yield ""
+    yield from table(("Module", "calls", "absmax", "headroom", "grad max", "underflow"), cells, "lrrrrr")
+    yield ""
+    yield "</details>"
