@@ -50,6 +50,11 @@ def test_torch_does_not_grow_into_infinity() -> None:
     assert run(replace(policy, init_scale=1.5 * 2.0**127), ".") == [1.5 * 2.0**127]
 
 
+def test_a_scale_in_fp32_ends_at_its_smallest_number() -> None:
+    assert run(replace(TORCH, init_scale=2.0**-148), "xx") == [2.0**-149, 0.0]
+    assert run(replace(APEX, init_scale=2.0**-148), "xx") == [2.0**-149, 2.0**-150]
+
+
 def test_apex_stops_growing_at_its_maximum() -> None:
     policy = replace(APEX, init_scale=2.0**23, growth_interval=1)
     assert run(policy, "...") == [2.0**24, 2.0**24, 2.0**24]
@@ -89,9 +94,9 @@ def test_a_replay_finds_the_level_of_its_thresholds() -> None:
 
 @settings(deadline=None)
 @given(
-    found_inf=st.lists(st.booleans(), max_size=25),
+    found_inf=st.lists(st.booleans(), max_size=20),
     interval=st.integers(1, 4),
-    exponent=st.integers(-3, 126),
+    exponent=st.integers(-140, 126),
 )
 def test_torchs_rule_is_that_of_its_grad_scaler(found_inf: list[bool], interval: int, exponent: int) -> None:
     policy = replace(TORCH, init_scale=2.0**exponent, growth_interval=interval)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ampdoctor.cli import explain, init, report, scan
+from ampdoctor.cli import explain, init, report, scaler, scan
 from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
 from ampdoctor.errors import AmpDoctorError, ConfigError
 from ampdoctor.version import VERSION
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("scan")(scan.scan)
+app.command("scaler")(scaler.scaler)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
 app.command("init")(init.init)

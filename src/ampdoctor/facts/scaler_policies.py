@@ -26,6 +26,8 @@ class ScalerPolicy:
     """Overflows that it takes to back off. All are given back when the scale grows, and only then."""
     min_scale: float = 0.0
     max_scale: float = math.inf
+    smallest: float = 2.0**-149
+    """A scale below it is 0: FP32's smallest number, where the scale is an FP32 tensor."""
     stops_at_min: bool = False
     """An overflow at ``min_scale`` ends the training with an exception."""
 
@@ -71,8 +73,8 @@ POLICIES: dict[str, ScalerPolicy] = {
         # scale_factor 2, and raise_error_at_min_scale ends the run.
         ScalerPolicy("deepspeed", 2.0**16, 1000, hysteresis=2, min_scale=1.0, stops_at_min=True),
         # apex apex/amp/scaler.py, LossScaler.__init__: init_scale 2^16, scale_window 2000, min_loss_scale
-        # None, max_loss_scale 2^24; halves on overflow.
-        ScalerPolicy("apex", 2.0**16, 2000, max_scale=2.0**24),
+        # None, max_loss_scale 2^24; halves on overflow, a Python number.
+        ScalerPolicy("apex", 2.0**16, 2000, max_scale=2.0**24, smallest=0.0),
         # Megatron-LM megatron/core/optimizer/optimizer_config.py: initial_loss_scale 2^32, min_loss_scale 1,
         # loss_scale_window 1000, hysteresis 2; megatron/core/optimizer/__init__.py: growth_factor 2,
         # backoff_factor 0.5; grad_scaler.py: stays at the minimum and goes on.
@@ -101,7 +103,7 @@ def after_step(policy: ScalerPolicy, state: ScalerState, overflowed: bool) -> Sc
             return replace(state, good_steps=0, stopped=True)
         # The last overflow that was tolerated stays used up: the next one backs off at once.
         scale = max(state.scale * policy.backoff_factor, policy.min_scale)
-        return replace(state, scale=scale, good_steps=0, patience=1)
+        return replace(state, scale=scale if scale >= policy.smallest else 0.0, good_steps=0, patience=1)
     good = state.good_steps + 1
     if policy.growth_interval is None or good < policy.growth_interval:
         return replace(state, good_steps=good)

@@ -276,6 +276,45 @@ class ScaleRun:
 
 
 @dataclass(frozen=True)
+class ParameterUpdate:
+    """What an optimizer's first step does to one low-precision parameter, against the same step in FP32."""
+
+    name: str
+    numel: int
+    dtype: str
+    moved: int
+    """Elements that the step changes in the reference."""
+    swallowed: int
+    """Of those, elements that stay as they are here."""
+    nan: int
+    """Elements that the step makes NaN; the reference's stay finite."""
+    inf: int
+    update: float | None
+    """Median magnitude of the changes in the reference; None where nothing moves."""
+    spacing: float | None
+    """Median distance from the weights that move to the next number of the dtype."""
+    eps: float | None
+    """The optimizer's eps for this parameter; None where it has none."""
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """The optimizer's first step on low-precision weights, from the unscaled gradients of the first batch."""
+
+    optimizer: str
+    """Class name."""
+    source: Source | None
+    """The user's line that makes the optimizer."""
+    loss_scale: float
+    updates: tuple[ParameterUpdate, ...]
+    """One per low-precision parameter that has a gradient."""
+    birth: Birth | None
+    """The first non-finite value of the step; None where there is none."""
+    failure: str = ""
+    """Why no step could be taken, such as an exception of the optimizer's; ``updates`` is () then."""
+
+
+@dataclass(frozen=True)
 class Trace:
     """Everything seen in one scan."""
 
@@ -298,3 +337,5 @@ class Trace:
     interrupted: bool = False
     scale_runs: tuple[ScaleRun, ...] = ()
     """Runs of the scale search, in the order made; () where backward could not be judged."""
+    optimizer_step: OptimizerStep | None = None
+    """None where no optimizer is configured, and where its weights are not of low precision."""

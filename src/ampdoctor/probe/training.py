@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ampdoctor.errors import ProbeError
 from ampdoctor.facts.floats import FLOAT_FORMATS
-from ampdoctor.facts.loss_scale import HIGHEST, LOW_PRECISION, ceiling_of
+from ampdoctor.facts.loss_scale import LOW_PRECISION, ceiling_of
 from ampdoctor.facts.trace import Birth, SiteRecord
 from ampdoctor.facts.training import ScalerRun, ScalerSettings, StepRecord
 from ampdoctor.load.traceback import user_traceback
@@ -35,6 +35,8 @@ Progress = Callable[[str, int, int], None]
 
 _LOWEST = -24
 """Exponent of the lowest loss scale that is tried: there a gradient of 1 is FP16's smallest number."""
+_HIGHEST = 127
+"""Exponent of the highest loss scale there is: the scale is an FP32 number."""
 
 
 def train(
@@ -278,13 +280,14 @@ class _Again:
 
 def _ceiling(records: Iterable[SiteRecord], scale: float, at_least: float) -> int:
     """The exponent of the largest loss scale that no low-precision tensor of this backward overflows at."""
-    lowest = HIGHEST
+    lowest = _HIGHEST
     for record in records:
         stats = record.stats
         if record.site.phase == "backward" and stats.dtype in LOW_PRECISION and stats.is_finite:
             exact = stats.absmax_before_rounding
             absmax = exact if exact is not None else stats.absmax or 0.0
-            lowest = min(lowest, ceiling_of(absmax / scale, FLOAT_FORMATS[stats.dtype]))
+            if absmax:
+                lowest = min(lowest, ceiling_of(absmax / scale, FLOAT_FORMATS[stats.dtype]))
     # A tensor may overflow and reach no gradient: what was seen counts for more than what is predicted.
     return max(lowest, math.floor(math.log2(at_least)))
 

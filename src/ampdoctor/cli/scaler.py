@@ -1,0 +1,150 @@
+"""``ampdoctor scaler``: train a few steps on a copy with torch's GradScaler, and print what the scale did."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ampdoctor.cli.exits import FAILED, Stop
+from ampdoctor.cli.output import check_writable, drawing, write_document
+from ampdoctor.cli.progress import progress_bar
+from ampdoctor.cli.scan import read_settings
+from ampdoctor.errors import ConfigError
+from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, static
+from ampdoctor.facts.training import ScalerRun, ScalerSettings
+
+if TYPE_CHECKING:
+    from ampdoctor.config import Config
+
+_NEEDS_OPTIMIZER = ConfigError(
+    "optimizer: is missing, and `ampdoctor scaler` takes real training steps",
+    hint="add to the config: optimizer: {target: models.py:build_optimizer}, a function (model) -> "
+    "torch.optim.Optimizer; or optimizer: {target: torch.optim:AdamW, kwargs: {lr: 1e-3}}",
+)
+_TORCH = POLICIES["torch"]
+
+
+def scaler(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps to take.", min=1)] = 200,
+    init_scale: Annotated[float, typer.Option(help="GradScaler's first scale.")] = _TORCH.init_scale,
+    growth_interval: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps without overflow after which every policy raises its scale.",
+            min=1,
+            show_default="each policy's own; torch: 2000",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Replay these rules on the measured thresholds: {', '.join(POLICIES)}, static:N or all.",
+            show_default="all",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the report to this file.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+) -> None:
+    """Show what a dynamic loss scale does with this model.
+
+    Takes training steps on a working copy with the config's optimizer and torch's GradScaler: skipped steps,
+    what tripped each, the scale it settles at, and what the rules of other frameworks would make of it.
+    """
+    _check_format(format_)
+    check_writable(output, "--output")
+    policies = _policies(policy or ["all"])
+    if not (math.isfinite(init_scale) and init_scale > 0):
+        raise ConfigError(f"--init-scale {init_scale:g}: a loss scale is a number above 0")
+    settings = read_settings(config, None, None, None, set_ or [])
+    if settings.loss == "none":
+        raise ConfigError(
+            "loss: none leaves nothing to train with", hint="name a loss: {target: file.py:name}"
+        )
+    if settings.optimizer is None:
+        raise _NEEDS_OPTIMIZER
+    setup = ScalerSettings(
+        init_scale,
+        _TORCH.growth_factor,
+        _TORCH.backoff_factor,
+        growth_interval or _TORCH.growth_interval or 0,
+    )
+    run = _train(settings, setup, steps, quiet)
+
+    from ampdoctor.diagnose.scaler import judge_scaler
+    from ampdoctor.render.scaler import FORMATS
+
+    report = judge_scaler(run, policies, growth_interval)
+    write_document(FORMATS[format_](report, drawing(output)), output)
+    if run.interrupted:
+        raise Stop("interrupted: the report covers the steps taken until then", FAILED)
+
+
+def _check_format(name: str) -> None:
+    from ampdoctor.render.scaler import FORMATS
+
+    if name not in FORMATS:
+        raise ConfigError(f"--format {name}: no such format", hint=f"formats: {', '.join(FORMATS)}")
+
+
+def _policies(names: Sequence[str]) -> tuple[ScalerPolicy, ...]:
+    """The policies named, each once, in the order given; ``all`` is every framework's."""
+    found: dict[str, ScalerPolicy] = {}
+    for name in (part.strip() for entry in names for part in entry.split(",")):
+        if name == "all":
+            found.update(POLICIES)
+        elif name in POLICIES:
+            found[name] = POLICIES[name]
+        elif name.startswith("static:"):
+            own = static(_scale(name))
+            found[own.name] = own
+        else:
+            near = difflib.get_close_matches(name, [*POLICIES, "static:N", "all"], n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(
+                f"--policy {name}: no such policy",
+                hint=f"{hint}policies: {', '.join(POLICIES)}, static:N, all",
+            )
+    return tuple(found.values())
+
+
+def _scale(name: str) -> float:
+    text = name.partition(":")[2]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"--policy {name}: '{text}' is no loss scale", hint="for example static:1024")
+    return value
+
+
+def _train(settings: Config, setup: ScalerSettings, steps: int, quiet: bool) -> ScalerRun:
+    """The run that the config describes. The user's prints go to stderr: stdout is the document."""
+    with contextlib.redirect_stdout(sys.stderr), progress_bar(quiet) as progress:
+        progress("loading", 0, 1)
+        from ampdoctor.api.request import plan_of
+        from ampdoctor.load import load
+        from ampdoctor.probe.cuda_on_cpu import requested_autocast
+        from ampdoctor.probe.training import train
+
+        with requested_autocast():
+            workload = load(settings)
+        return train(workload, plan_of(settings), setup, steps, progress)

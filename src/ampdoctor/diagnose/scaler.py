@@ -1,0 +1,106 @@
+"""``judge_scaler(run) -> ScalerReport``: whether a loss scale found its level, and what others would do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+from typing import Any
+
+from ampdoctor.diagnose.rules import amp302
+from ampdoctor.diagnose.scaler_report import ScalerReport, SkipGroup
+from ampdoctor.diagnose.scaler_words import notes_of, remedy_of, sentence_of
+from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, replay
+from ampdoctor.facts.trace import Birth
+from ampdoctor.facts.training import ScalerRun, StepRecord
+
+
+def judge_scaler(
+    run: ScalerRun,
+    policies: Sequence[ScalerPolicy] = tuple(POLICIES.values()),
+    growth_interval: int | None = None,
+) -> ScalerReport:
+    """The report on a run, and what other policies do with its thresholds.
+
+    ``growth_interval``: in place of each dynamic policy's own, where the run had another than torch's.
+    """
+    taken = [s for s in run.steps if not s.skipped]
+    skipped = [s for s in run.steps if s.skipped]
+    at_start = sum(1 for s in skipped if not taken or s.step < taken[0].step)
+    ceilings = [s.ceiling for s in run.steps]
+    outcome = _outcome(run, taken, skipped)
+    report = ScalerReport(
+        run=run,
+        outcome=outcome,
+        sentence="",
+        level=taken[-1].scale if taken and outcome not in ("collapses", "breaks-weights") else None,
+        at_start=at_start,
+        later=len(skipped) - at_start,
+        hopeless=ceilings.count(None),
+        ceiling=min((c for c in ceilings if c is not None), default=None),
+        skips=tuple(_groups(run.steps)),
+        replays=tuple(replay(_at_interval(p, growth_interval), ceilings) for p in policies)
+        if ceilings
+        else (),
+        findings=tuple(amp302.refused(run)),
+        remedy="",
+        notes=(),
+    )
+    report = replace(report, sentence=sentence_of(report), remedy=remedy_of(report))
+    return replace(report, notes=tuple(notes_of(report)))
+
+
+def _outcome(run: ScalerRun, taken: Sequence[StepRecord], skipped: Sequence[StepRecord]) -> str:
+    if run.refusal:
+        return "refused"
+    if run.broken_weights:
+        return "breaks-weights"
+    if not run.steps:
+        return "not-measured"
+    if _never_recovers(run):
+        return "collapses"
+    last = run.steps[-1]
+    if last.skipped and last.ceiling is not None and run.final_scale > math.ldexp(1.0, last.ceiling):
+        return "still-falling"
+    if taken and taken[-1].scale < 1:
+        return "settles-below-1"
+    if skipped:
+        return "settles"
+    return "rising" if run.final_scale > run.settings.init_scale else "steady"
+
+
+def _never_recovers(run: ScalerRun) -> bool:
+    """Steps that no scale cures come again with the data, and sooner than the scale can grow back."""
+    hopeless = [s.step for s in run.steps if s.ceiling is None]
+    if not hopeless:
+        return False
+    if len(hopeless) == len(run.steps):
+        return True
+    gaps = [b - a - 1 for a, b in pairwise(hopeless)]
+    since = len(run.steps) - 1 - hopeless[-1]
+    return bool(gaps) and max(gaps) < run.settings.growth_interval and since < max(run.environment.batches, 1)
+
+
+def _groups(steps: Sequence[StepRecord]) -> list[SkipGroup]:
+    groups = []
+    for cause, members in groupby(steps, key=lambda s: (s.skipped, _place(s.cause))):
+        group = list(members)
+        if cause[0]:
+            groups.append(
+                SkipGroup(
+                    group[0].step, group[-1].step, len(group), group[0].scale, group[-1].scale,
+                    group[0].bad_parameters, group[0].cause,
+                )
+            )  # fmt: skip
+    return groups
+
+
+def _place(cause: Birth | None) -> tuple[Any, ...] | None:
+    return None if cause is None else (cause.origin, cause.site, cause.name, cause.source)
+
+
+def _at_interval(policy: ScalerPolicy, interval: int | None) -> ScalerPolicy:
+    if interval is None or policy.growth_interval is None:
+        return policy
+    return replace(policy, growth_interval=interval)

@@ -1,0 +1,137 @@
+"""The scaler's report in words: the sentence on top, what to do, and what the run could not show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ampdoctor.diagnose.scaler_report import ScalerReport
+from ampdoctor.diagnose.wording import count_words, listing, scale
+from ampdoctor.facts.loss_scale import HIGHEST
+
+_SHORT_INTERVAL = 20
+"""A growth interval that shows the scale grow in a run of a few hundred steps."""
+
+
+def sentence_of(report: ScalerReport) -> str:
+    """The outcome in a sentence or two."""
+    run = report.run
+    start, steps = scale(run.settings.init_scale), count_words(len(run.steps), "step")
+    match report.outcome:
+        case "refused":
+            return f"REFUSED. torch's GradScaler does not take these gradients: {run.refusal}"
+        case "breaks-weights":
+            step = run.steps[-1].step
+            return (
+                f"WEIGHTS BROKEN in step {step}. GradScaler let it through, and it left "
+                f"{listing(run.broken_weights)} non-finite."
+            )
+        case "collapses" if report.hopeless == len(run.steps):
+            return (
+                f"COLLAPSES. No loss scale makes any of {steps} finite: {start} became "
+                f"{scale(run.final_scale)}, and nothing was learned."
+            )
+        case "collapses":
+            return (
+                f"COLLAPSES. {report.hopeless:,} of {steps} are not finite at any loss scale, and each "
+                f"lowers it: {start} became {scale(run.final_scale)}."
+            )
+        case "still-falling":
+            return f"STILL FALLING. {_skipped(report)}, and the scale is at {scale(run.final_scale)}."
+        case "settles-below-1":
+            return (
+                f"SETTLES BELOW 1, at {scale(report.level or 0.0)}. No loss scale of 1 or more works, and at "
+                "this one small gradients become zero."
+            )
+        case "settles":
+            return f"SETTLES at {scale(report.level or 0.0)}. {_skipped(report)}."
+        case "steady":
+            return f"STEADY at {start}. None of {steps} is skipped{_room(report)}."
+        case "rising":
+            return (
+                f"RISING. None of {steps} is skipped, and the scale grows from {start} to "
+                f"{scale(run.final_scale)}{_room(report)}."
+            )
+        case _:
+            return "NOT MEASURED. The run ended before its first step did."
+
+
+def _skipped(report: ScalerReport) -> str:
+    """``9 of 200 steps are skipped on the way down from 65,536, 2 later``"""
+    steps = count_words(len(report.run.steps), "step")
+    start = scale(report.run.settings.init_scale)
+    if not report.at_start:
+        return f"{report.later:,} of {steps} {_are(report.later)} skipped along the way"
+    later = f", {report.later:,} later" if report.later else ""
+    early = f"{report.at_start:,} of {steps} {_are(report.at_start)} skipped"
+    return f"{early} on the way down from {start}{later}"
+
+
+def _are(n: int) -> str:
+    return "is" if n == 1 else "are"
+
+
+def _room(report: ScalerReport) -> str:
+    if report.ceiling is None:
+        return ""
+    if report.ceiling >= HIGHEST:
+        return f"; even {scale(2.0**HIGHEST)} would not overflow"
+    return f"; up to {scale(2.0**report.ceiling)} none would be"
+
+
+def remedy_of(report: ScalerReport) -> str:
+    """What to do; '' where nothing needs doing."""
+    outcome, run = report.outcome, report.run
+    if outcome == "refused":
+        if report.findings:
+            return report.findings[0].remedy
+        return "BF16 has FP32's exponents and needs no loss scale: leave GradScaler out."
+    if outcome == "breaks-weights":
+        return "`ampdoctor scan` takes the optimizer's step apart (AMP303)."
+    if outcome == "collapses":
+        return "No loss scale cures this fault: `ampdoctor scan` names it and what does."
+    if outcome == "settles-below-1":
+        return "`ampdoctor scan` names what overflows at scale 1 and what would help. Or train in BF16."
+    if outcome == "still-falling" and report.ceiling is not None:
+        start = _start_at(math.ldexp(1.0, report.ceiling))
+        return f"Give it more --steps, or start where it will end: {start}."
+    if outcome in ("settles", "steady", "rising") and report.hopeless:
+        batches = sorted({s.batch for s in run.steps if s.ceiling is None})
+        return (
+            f"{count_words(report.hopeless, 'step')} not finite at any scale: look into "
+            f"{'batch' if len(batches) == 1 else 'batches'} {listing(batches)} with `ampdoctor scan`."
+        )
+    if outcome == "settles" and report.at_start and report.level:
+        return f"Start there, and no step is wasted: {_start_at(report.level)}."
+    if outcome == "settles":
+        return "Nothing to do: a skipped step now and then is how a scaler finds the edge."
+    return ""
+
+
+def _start_at(level: float) -> str:
+    value = f"2.0**{int(math.log2(level))}" if math.frexp(level)[0] == 0.5 else f"{level:g}"
+    return f"torch.amp.GradScaler(init_scale={value})"
+
+
+def notes_of(report: ScalerReport) -> Iterator[str]:
+    """What the numbers leave out, a sentence each."""
+    run = report.run
+    environment, interval, steps = run.environment, run.settings.growth_interval, len(run.steps)
+    if run.interrupted:
+        yield f"Interrupted after {count_words(steps, 'step')} of {run.requested:,}."
+    if "bfloat16" in (environment.dtype, *run.parameter_dtypes):
+        note = "BF16 has FP32's exponents: it needs no loss scale and no GradScaler"
+        if "bfloat16" in run.parameter_dtypes:
+            note += "; some versions refuse BF16 gradients on CUDA"
+        yield note + "."
+    if steps and steps <= interval and report.outcome in ("settles", "steady", "settles-below-1"):
+        yield (
+            f"The scale grows after {interval:,} steps without overflow, which {steps:,} steps do not show: "
+            f"--growth-interval {_SHORT_INTERVAL} does."
+        )
+    if steps > 1 and environment.batches == 1:
+        yield "Every step saw the same batch; `data: {batches: 8}` takes more, where there are more."
+    if len(report.replays) > 1:
+        yield "The policies are replayed on torch's thresholds; they would have taken other steps."
+    if environment.emulates:
+        yield "Not seen: real GPU kernels (AMP901)."
