@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampdoctor.api.report import Report
 from ampdoctor.api.request import plan_of, policy_of
-from ampdoctor.config import Config, config_from_values
+from ampdoctor.api.settings import Section, config_of, precision_section
+from ampdoctor.config import Config
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.load.live import live_workload
 from ampdoctor.probe.session import probe
 
 if TYPE_CHECKING:
     from ampdoctor.load.live import BuildOptimizer, LossFn
-
-Section = Mapping[str, Any]
-"""A section of the config, as a mapping of its keys."""
 
 
 def scan(
@@ -66,55 +64,35 @@ def scan(
         AmpDoctorError: an argument's value is wrong (ConfigError), the batch or the loss is none (LoadError),
             or nothing could be measured (ProbeError), such as a model that raises in FP32 as well.
     """
-    section = _precision(
+    section = precision_section(
         precision, mode=mode, dtype=dtype, device=device, emulate=emulate, loss_scale=loss_scale
     )
-    config = _config(type(model).__name__, precision=section, seed=seed, limits=limits, rules=rules)
+    config = config_of(type(model).__name__, precision=section, seed=seed, limits=limits, rules=rules)
+    return examine(config, model, batch, loss_fn, batches=batches, optimizer=optimizer)
+
+
+def examine(
+    config: Config,
+    model: torch.nn.Module,
+    batch: Any,
+    loss_fn: LossFn | str | None,
+    *,
+    batches: int | None = None,
+    optimizer: BuildOptimizer | None = None,
+) -> Report:
+    """The report on live objects, run and judged as ``config`` says."""
+    live = live_workload(
+        model,
+        batch,
+        loss_fn,
+        batches=batches,
+        build_optimizer=optimizer,
+        seed=config.seed,
+        title=config.title,
+    )
     # A caller in inference mode would get a scan without gradients.
-    with (
-        torch.inference_mode(False),
-        live_workload(
-            model,
-            batch,
-            loss_fn,
-            batches=batches,
-            build_optimizer=optimizer,
-            seed=config.seed,
-            title=config.title,
-        ) as workload,
-    ):
+    with torch.inference_mode(False), live as workload:
         trace = probe(workload, plan_of(config))
     if trace.interrupted:
         raise KeyboardInterrupt("the scan was interrupted")
-    return Report.of(diagnose(trace, policy_of(config)))
-
-
-def _config(title: str, **sections: Any) -> Config:
-    """What a config with these sections asks for; None counts as left out."""
-    # A config names its model and data; here they are at hand, and the targets are never resolved.
-    live = {"model": {"target": "python:model"}, "data": {"target": "python:batch"}}
-    given = {name: section for name, section in sections.items() if section is not None}
-    return config_from_values({**live, **given}, title)
-
-
-def _precision(precision: Section | str | torch.dtype | None, **single: Any) -> dict[str, Any]:
-    """The config's section: ``precision`` and the keywords that name one of its keys."""
-    section: dict[str, Any] = {}
-    if isinstance(precision, Mapping):
-        section = {key: _plain(value) for key, value in precision.items()}
-    elif precision is not None:
-        section["dtype"] = _plain(precision)
-    for key, value in single.items():
-        if value is None:
-            continue
-        if key in section:
-            raise TypeError(f"scan() got {key} twice: as a keyword and in precision")
-        section[key] = _plain(value)
-    return section
-
-
-def _plain(value: Any) -> Any:
-    """The config's word for one of torch's own values."""
-    if isinstance(value, (torch.dtype, torch.device)):
-        return str(value).removeprefix("torch.")
-    return value
+    return Report.of(diagnose(trace, policy_of(config, datetime.date.today().isoformat())))
