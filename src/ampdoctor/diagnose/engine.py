@@ -97,6 +97,8 @@ def _not_seen(reading: Reading) -> Iterator[str]:
         yield "an FP32 reference (that pass raised)"
     if any(j.birth.id == INFERRED_ID for j in reading.births):
         yield "the birth itself (a second run did not show the fault again)"
+    if trace.optimizer_step is not None and trace.optimizer_step.failure:
+        yield f"the optimizer's step ({trace.optimizer_step.failure})"
     if trace.environment.emulates or trace.environment.device.startswith("cpu"):
         yield "real GPU kernels (AMP901)"
     inside = [*trace.opaque_ops, *(m.path for m in trace.modules if m.opaque)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ampdoctor.diagnose.births import SILENT
 from ampdoctor.diagnose.first_fault import tensor_name
 from ampdoctor.diagnose.report import FirstFault
+from ampdoctor.diagnose.updates import update_damage
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import (
     count_words,
@@ -57,6 +58,8 @@ def sentence_of(reading: Reading, fault: FirstFault | None) -> str:
             return f"LOSS SCALE TOO HIGH. At {at} the backward of {where} leaves the {name} range."
         case "gradient-underflow":
             return _underflow(reading)
+        case "update-swallowed":
+            return _update(reading)
         case "clean":
             return _clean(reading)
         case _:
@@ -111,6 +114,23 @@ def _underflow(reading: Reading) -> str:
     return (
         f"{start} {count_words(len(damage.damaged), 'parameter')} get a gradient that rounding zeroed; worst "
         f"{worst.name} ({percent(lost_fraction(worst))})."
+    )
+
+
+def _update(reading: Reading) -> str:
+    step, damage = reading.trace.optimizer_step, update_damage(reading.trace)
+    if step is None or damage is None:
+        return "UPDATES SWALLOWED."
+    formats = " and ".join(dict.fromkeys(format_name(u.dtype) for u in step.updates))
+    if damage.broken:
+        elements = sum(u.nan + u.inf for u in damage.broken)
+        return (
+            f"WEIGHTS DESTROYED by the optimizer. The first step of {step.optimizer} leaves "
+            f"{count_words(elements, 'weight element')} non-finite in {formats}; FP32 is fine."
+        )
+    return (
+        f"UPDATES SWALLOWED. {percent(damage.share)} of the weight elements that {step.optimizer} moves in "
+        f"FP32 stay as they are in {formats}."
     )
 
 

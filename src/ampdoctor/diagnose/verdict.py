@@ -18,6 +18,7 @@ from ampdoctor.diagnose.cause import FLUSH, GENUINE, RANGE
 from ampdoctor.diagnose.outcome import GradientDamage, find_pass, gradient_damage
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.scale_window import ScaleReading, best_errors, read_scales
+from ampdoctor.diagnose.updates import update_damage
 from ampdoctor.diagnose.wording import format_name
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.trace import Birth, Pass, Trace
@@ -100,6 +101,9 @@ def _verdict(
         return "no-workable-scale", None
     if damage is not None and damage.damaged:
         return "gradient-underflow", None
+    update = update_damage(trace)
+    if update is not None and (update.is_swallowed or update.broken):
+        return "update-swallowed", None
     # A partial scan can find a fault but cannot rule one out.
     return ("not-measured" if trace.interrupted else "clean"), None
 

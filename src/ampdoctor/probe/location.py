@@ -22,8 +22,8 @@ _STDLIB = sysconfig.get_paths()["stdlib"] + "/"
 _SITE_PACKAGES = tuple({sysconfig.get_paths()["purelib"] + "/", sysconfig.get_paths()["platlib"] + "/"})
 _ENGINE = str(Path(_TORCH, "autograd", "graph.py"))
 """The file whose frame calls the autograd engine: frames outside it belong to the call of backward()."""
-_PASS = str(Path(__file__).with_name("run.py"))
-"""The file whose frame calls the user's loss: frames outside it belong to whoever asked for a scan."""
+_CALLERS = frozenset(str(Path(__file__).with_name(name)) for name in ("run.py", "updates.py"))
+"""The files whose frames call the user's loss and optimizer: frames outside belong to whoever scans."""
 _CHECKPOINT = str(Path(_TORCH, "utils", "checkpoint.py"))
 
 _user_code: dict[CodeType, bool] = {}
@@ -56,8 +56,21 @@ def user_line(in_backward: bool = False) -> Line | None:
         code = frame.f_code
         if _is_user_code(code):
             return code, frame.f_lineno
-        if code.co_filename == _PASS or (in_backward and code.co_filename == _ENGINE):
+        if code.co_filename in _CALLERS or (in_backward and code.co_filename == _ENGINE):
             return None
+        frame = frame.f_back
+    return None
+
+
+def line_that_makes(made: object) -> Line | None:
+    """The innermost user line outside the methods of ``made``; None if there is none.
+
+    Asked by whatever watches the making, so its own frame does not count.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename not in _CALLERS:
+        if _is_user_code(frame.f_code) and frame.f_locals.get("self") is not made:
+            return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None
 
@@ -65,7 +78,7 @@ def user_line(in_backward: bool = False) -> Line | None:
 def is_recomputing() -> bool:
     """The innermost run of the autograd engine is inside an activation checkpoint's second forward."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename not in (_ENGINE, _PASS):
+    while frame is not None and frame.f_code.co_filename not in (_ENGINE, *_CALLERS):
         if frame.f_code.co_filename == _CHECKPOINT:
             return True
         frame = frame.f_back

@@ -16,6 +16,7 @@ from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import (
     Birth,
     ModuleRecord,
+    OptimizerStep,
     Pass,
     Raised,
     ScaleRun,
@@ -36,6 +37,7 @@ from ampdoctor.probe.precision import Precision, candidate, choose_device, refer
 from ampdoctor.probe.reference_watch import ReferenceWatch
 from ampdoctor.probe.run import Run, run_pass
 from ampdoctor.probe.scale_search import ScaleSearch
+from ampdoctor.probe.updates import first_step
 
 Progress = Callable[[str, int, int], None]
 """Called as (what starts now, steps done, steps in all)."""
@@ -65,6 +67,7 @@ class _Session:
     exact: dict[int, Run] = field(default_factory=dict)
     """Batch -> its reference run, whose gradients later passes are compared with."""
     scale_runs: tuple[ScaleRun, ...] = ()
+    optimizer_step: OptimizerStep | None = None
     first_candidate: Run | None = None
     deterministic: bool | None = None
     observer_changed_loss: bool | None = None
@@ -85,6 +88,8 @@ class _Session:
                 break
         if self.plan.search_scale and self._backward_can_be_judged():
             self._search_scale()
+        if not self.interrupted:
+            self._step_optimizer()
         return Trace(
             environment=environment_of(self.workload, self.plan, self.device),
             modules=self._modules(),
@@ -99,7 +104,15 @@ class _Session:
             seed=self.plan.seed,
             seconds=time.perf_counter() - started,
             interrupted=self.interrupted,
+            optimizer_step=self.optimizer_step,
         )
+
+    def _step_optimizer(self) -> None:
+        self.progress("the optimizer's first step", 1, 1)
+        try:
+            self.optimizer_step = first_step(self.workload, self.plan, self.device)
+        except KeyboardInterrupt:
+            self.interrupted = True
 
     # -- one batch: reference, candidate, and a second look where something is not finite
 
