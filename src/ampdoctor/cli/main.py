@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ampdoctor.cli import explain, init, report, scaler, scan
+from ampdoctor.cli import explain, grad_histogram, init, report, scaler, scan
 from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
 from ampdoctor.errors import AmpDoctorError, ConfigError
 from ampdoctor.version import VERSION
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command("scan")(scan.scan)
 app.command("scaler")(scaler.scaler)
+app.command("grad-histogram")(grad_histogram.grad_histogram)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
 app.command("init")(init.init)

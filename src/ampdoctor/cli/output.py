@@ -63,9 +63,14 @@ def write_document(document: str, output: Path | None) -> None:
     """Nothing; the document is on stdout, or in the file."""
     if output is None:
         print_document(document)
-        return
+    else:
+        write_file(document.encode(), output)
+
+
+def write_file(data: bytes, output: Path) -> None:
+    """Nothing; the file holds the data. Raises ConfigError where it cannot be written."""
     try:
-        write_atomically(output, document.encode())
+        write_atomically(output, data)
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror or error}") from error
 

@@ -1,0 +1,284 @@
+"""``ampdoctor grad-histogram``: where the gradients lie in a format's range, at one loss scale or at all."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ampdoctor.cli.clock import today
+from ampdoctor.cli.exits import FAILED, Stop
+from ampdoctor.cli.output import check_writable, drawing, write_document, write_file
+from ampdoctor.cli.report import read_saved
+from ampdoctor.cli.scan import read_settings, run_probe
+from ampdoctor.errors import ConfigError, ProbeError
+from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
+from ampdoctor.facts.gradient_view import (
+    ACTIVATIONS,
+    EVERYTHING,
+    PARAMETERS,
+    Selection,
+    gradients_to_sweep,
+    has_finite_backward,
+    view_gradients,
+)
+from ampdoctor.facts.trace import Trace
+
+if TYPE_CHECKING:
+    from ampdoctor.config import Config
+    from ampdoctor.diagnose.policy import Policy
+    from ampdoctor.diagnose.report import Report
+    from ampdoctor.render.gradients import Page
+
+DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+Targets = tuple[str | None, str | None, str | None]
+"""--model, --data and --loss."""
+_LARGEST_SCALE = 64
+"""Exponent of the largest scale that --scale takes, and of its inverse: far past any that is of use."""
+
+
+def grad_histogram(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Without a config: file.py:name of the model.")] = None,
+    data: Annotated[str | None, typer.Option(help="file.py:name of a batch, or a file of tensors.")] = None,
+    loss: Annotated[str | None, typer.Option(help="file.py:name, or a built-in loss's name.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Read a trace that `ampdoctor scan --save` wrote; run nothing.")
+    ] = None,
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Only these modules and what is in them; can be repeated."),
+    ] = None,
+    activations: Annotated[bool, typer.Option("--activations", help="Only gradients on their way.")] = False,
+    parameters: Annotated[bool, typer.Option("--parameters", help="Only gradients of parameters.")] = False,
+    top: Annotated[int, typer.Option(help="How many of the worst layers to show.", min=0)] = 8,
+    scale: Annotated[
+        str | None,
+        typer.Option(help="Loss scale to show, 1024 or 2^10.", show_default="the configured one"),
+    ] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Every loss scale from 2^0 to 2^32.")] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Show them against: {', '.join(DTYPES)}.", show_default="what they are rounded to"
+        ),
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="text, json or csv.")] = "text",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw a picture too. Needs matplotlib.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="The same, as SVG.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+) -> None:
+    """Show where gradients lie in FP16's range, and what a loss scale does to them.
+
+    Runs what `ampdoctor scan` runs, and draws the exponents of the gradients before they are rounded.
+    """
+    _check_format(format_)
+    fmt = _format_of(dtype)
+    wanted = None if scale is None else parse_scale(scale)
+    selection = Selection(_kind(activations, parameters), tuple(layer or ()))
+    for path, option in ((output, "--output"), (png, "--png"), (svg, "--svg")):
+        check_writable(path, option)
+    _check_matplotlib("--png" if png else "--svg" if svg else "")
+    targets = model, data, loss
+    settings = _settings(config, trace, targets, set_ or [])
+    seen = run_probe(_with_loss(settings), quiet) if trace is None else read_saved(trace)
+    source = _arguments(config, trace, targets, set_ or [])
+
+    from ampdoctor.diagnose.engine import diagnose
+
+    policy = _policy(settings)
+    report = diagnose(seen, policy)
+    if wanted is None:
+        wanted = seen.environment.loss_scale
+    view = view_gradients(seen, round(math.log2(wanted)), fmt, selection)
+    if view is None:
+        raise _nothing_to_show(seen, report, selection, _scan_command(source, trace))
+
+    from ampdoctor.render.gradients import FORMATS, Page
+
+    page = Page(
+        view=view,
+        report=report,
+        wanted=wanted,
+        sweep=sweep,
+        top=top,
+        underflow_limit=policy.gradient_underflow,
+        margin_bits=policy.scale_margin_bits,
+        again=" ".join(["ampdoctor grad-histogram", *source, *_view_arguments(selection, dtype)]),
+        scan=_scan_command(source, trace),
+        types={m.path: m.type for m in seen.modules},
+    )
+    write_document(FORMATS[format_](page, drawing(output)), output)
+    _draw(page, png, svg)
+    if seen.interrupted:
+        raise Stop("interrupted: what is shown was measured until then", FAILED)
+
+
+def parse_scale(text: str) -> float:
+    """The loss scale that ``1024``, ``65,536``, ``1e4`` or ``2^10`` names. Raises ConfigError for others."""
+    power = re.fullmatch(r"2(?:\^|\*\*)([+-]?\d{1,4})", text.strip())
+    try:
+        value = 2.0 ** int(power[1]) if power else float(text.replace(",", ""))
+    except (ValueError, OverflowError):
+        value = math.nan
+    if not 2.0**-_LARGEST_SCALE <= value <= 2.0**_LARGEST_SCALE:
+        raise ConfigError(f"--scale {text}: not a loss scale", hint="a number above 0: 1024, 1e4 or 2^10")
+    return value
+
+
+# ---------------------------------------------------------------- what the options say
+
+
+def _check_format(name: str) -> None:
+    from ampdoctor.render.gradients import FORMATS
+
+    if name not in FORMATS:
+        raise ConfigError(f"--format {name}: no such format", hint=f"formats: {', '.join(FORMATS)}")
+
+
+def _format_of(dtype: str | None) -> FloatFormat | None:
+    if dtype is None:
+        return None
+    if dtype not in DTYPES:
+        near = difflib.get_close_matches(dtype, DTYPES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"--dtype {dtype}: no such format", hint=f"{hint}formats: {', '.join(DTYPES)}")
+    return FLOAT_FORMATS[dtype]
+
+
+def _kind(activations: bool, parameters: bool) -> str:
+    if activations and parameters:
+        raise ConfigError("--activations and --parameters exclude each other", hint="leave both out for all")
+    return ACTIVATIONS if activations else PARAMETERS if parameters else EVERYTHING
+
+
+def _check_matplotlib(option: str) -> None:
+    if option and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"{option} needs matplotlib, which is not installed", hint='pip install "ampdoctor[plots]"'
+        )
+
+
+def _settings(
+    config: Path | None, trace: Path | None, targets: Targets, overrides: list[str]
+) -> Config | None:
+    """The config; None for a saved trace that comes without one."""
+    if trace is None:
+        return read_settings(config, *targets, overrides)
+    if any(targets):
+        raise ConfigError("--trace runs nothing: --model, --data and --loss have no use next to it")
+    if config is None and overrides:
+        raise ConfigError("--set has no use next to --trace", hint="name a config to take its limits")
+    return None if config is None else read_settings(config, None, None, None, overrides)
+
+
+def _with_loss(settings: Config | None) -> Config:
+    assert settings is not None  # without a saved trace there is a config
+    if settings.loss == "none":
+        raise ConfigError("loss: none leaves no gradients", hint="name a loss: {target: file.py:name}")
+    return settings
+
+
+def _policy(settings: Config | None) -> Policy:
+    if settings is None:
+        from ampdoctor.diagnose.engine import DEFAULT_POLICY
+
+        return DEFAULT_POLICY
+    from ampdoctor.api.request import policy_of
+
+    return policy_of(settings, today())
+
+
+# ---------------------------------------------------------------- the same again, on a command line
+
+
+def _arguments(
+    config: Path | None, trace: Path | None, targets: Targets, overrides: Sequence[str]
+) -> list[str]:
+    """The arguments that name what was examined."""
+    named = [] if config is None else [shlex.quote(str(config))]
+    named += [] if trace is None else [f"--trace {shlex.quote(str(trace))}"]
+    named += [
+        f"--{name} {shlex.quote(value)}"
+        for name, value in zip(("model", "data", "loss"), targets, strict=True)
+        if value
+    ]
+    return named + [f"--set {shlex.quote(change)}" for change in overrides]
+
+
+def _view_arguments(selection: Selection, dtype: str | None) -> list[str]:
+    kind = [] if selection.kind == EVERYTHING else [f"--{selection.kind}"]
+    layers = [f"--layer {shlex.quote(glob)}" for glob in selection.layers]
+    return [*kind, *layers, *([] if dtype is None else [f"--dtype {dtype}"])]
+
+
+def _scan_command(source: Sequence[str], trace: Path | None) -> str:
+    """The command that diagnoses the same."""
+    if trace is not None:
+        return f"ampdoctor report {shlex.quote(str(trace))}"
+    return " ".join(["ampdoctor scan", *source])
+
+
+# ---------------------------------------------------------------- when there is nothing to draw
+
+
+def _nothing_to_show(
+    trace: Trace, report: Report, selection: Selection, scan: str
+) -> ConfigError | ProbeError | Stop:
+    """Why no gradient can be shown."""
+    if not has_finite_backward(trace):
+        if trace.interrupted:
+            return Stop("interrupted: nothing was measured", FAILED)
+        why = _no_backward(trace, report)
+        return ProbeError(f"no gradient to show: {why}", hint=f"{scan} says where and why")
+    everything = gradients_to_sweep(trace)
+    if not everything:
+        return ProbeError(
+            "no gradient to show: all of them are FP32 and nothing is rounded on the way",
+            hint="precision.mode: autocast or half, with dtype float16 or bfloat16",
+        )
+    of_kind = gradients_to_sweep(trace, Selection(selection.kind))
+    if not of_kind:
+        return ProbeError(f"no gradient to show: none of {selection.kind} is rounded to low precision")
+    names = sorted({Selection(selection.kind).name_of(t) for t in of_kind} - {""})
+    globs = " or ".join(selection.layers)
+    near = [n for glob in selection.layers for n in difflib.get_close_matches(glob, names, n=2)]
+    return ConfigError(
+        f"--layer {globs}: no gradient is rounded in a module of that name",
+        hint=f"did you mean {' or '.join(near)}?" if near else f"some that are: {', '.join(names[:6])}",
+    )
+
+
+def _no_backward(trace: Trace, report: Report) -> str:
+    candidates = [p for p in trace.passes if p.role == "candidate"]
+    if trace.environment.forward_only:
+        return "the scan was forward only"
+    if candidates and not any(p.backward_ran or p.raised for p in candidates):
+        return "the loss depends on no parameter that requires one"
+    return report.sentence
+
+
+def _draw(page: Page, png: Path | None, svg: Path | None) -> None:
+    """The pictures that were asked for, in their files."""
+    if png is None and svg is None:
+        return
+    from ampdoctor.render.gradients.plot import picture
+
+    for path, kind in ((png, "png"), (svg, "svg")):
+        if path is not None:
+            write_file(picture(page, kind), path)

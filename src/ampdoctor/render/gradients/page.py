@@ -1,0 +1,70 @@
+"""Everything a drawing of gradients is made from, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ampdoctor.diagnose.report import Report
+from ampdoctor.facts.gradient_view import GradientView, predicted_window
+from ampdoctor.facts.loss_scale import HIGHEST, HIGHEST_RECOMMENDED, LOWEST, ScalePoint
+
+
+@dataclass(frozen=True)
+class Page:
+    """Gradients at one loss scale, next to what a scan says about loss scales."""
+
+    view: GradientView
+    report: Report
+    wanted: float
+    """The loss scale that was asked for; the view has the nearest power of two."""
+    sweep: bool
+    """Every scale is shown, not this one alone."""
+    top: int
+    """How many layers to show."""
+    underflow_limit: float
+    """Share of elements from which on a scale is too low."""
+    margin_bits: float
+    again: str
+    """The command that shows the same gradients; options for another scale or format go behind it."""
+    scan: str
+    """The command that diagnoses the same model."""
+    types: Mapping[str, str]
+    """Module path -> class."""
+
+    @property
+    def is_as_run(self) -> bool:
+        """All gradients in the format they were rounded to: what the scan proved holds for them."""
+        return bool(self.view.runs) and self.report.loss_scale.searched
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """Exponents of the lowest and the highest scale that work; None where none does."""
+        if not self.is_as_run:
+            return predicted_window(self.view, self.underflow_limit, self.margin_bits)
+        window = self.report.loss_scale.window
+        return None if window is None else (exponent_of_power(window[0]), exponent_of_power(window[1]))
+
+    @property
+    def recommended(self) -> int | None:
+        """Exponent of the scale to use; None where none works."""
+        if self.is_as_run:
+            scale = self.report.loss_scale.recommended
+            return None if scale is None else exponent_of_power(scale)
+        window = self.window
+        return None if window is None else max(window[0], min(window[1], HIGHEST_RECOMMENDED))
+
+    @property
+    def works(self) -> bool:
+        """The scale shown lies in the window."""
+        window = self.window
+        return window is not None and window[0] <= self.view.exponent <= window[1]
+
+    def point(self, exponent: int) -> ScalePoint | None:
+        """The sweep at 2^exponent; None outside 2^0 .. 2^32."""
+        return self.view.points[exponent - LOWEST] if LOWEST <= exponent <= HIGHEST else None
+
+
+def exponent_of_power(scale: float) -> int:
+    """k for 2^k."""
+    return int(scale.hex().partition("p")[2])
