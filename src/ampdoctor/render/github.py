@@ -22,18 +22,18 @@ def render(report: Report, options: Options) -> str:
 
 def render_many(reports: Sequence[Report], options: Options) -> str:
     """A line of log per report, then workflow commands for the ten worst problems of them all."""
-    lines = [plain(f"ampdoctor: {subject(report)}: {report.sentence}") for report in reports]
-    commands = [_unmeasured(r) for r in reports if r.verdict == "not-measured"] + _commands(reports, options)
+    lines = [plain(f"ampdoctor: {subject(report, options)}: {report.sentence}") for report in reports]
+    commands = [_unmeasured(report, options) for report in reports if report.verdict == "not-measured"]
+    commands += _commands(reports, options)
     lines += commands[:MOST]
     if len(commands) > MOST:
         lines.append(f"ampdoctor: {count_words(len(commands) - MOST, 'finding')} more in the job's summary")
     return "\n".join(lines) + "\n"
 
 
-def _unmeasured(report: Report) -> str:
-    return _command(
-        "error", "nothing was measured", f"{plain(subject(report))}: {plain(report.sentence)}", None
-    )
+def _unmeasured(report: Report, options: Options) -> str:
+    message = plain(f"{subject(report, options)}: {report.sentence}")
+    return _command("error", "nothing was measured", message, None)
 
 
 def _commands(reports: Sequence[Report], options: Options) -> list[str]:
@@ -42,7 +42,8 @@ def _commands(reports: Sequence[Report], options: Options) -> list[str]:
     for report in reports:
         for problem in problems_of(report):
             if problem.level != "info":
-                key = (problem.code, problem.level, problem.module, problem.op, problem.source)
+                at = place_of(problem.source, report, options)
+                key = (problem.code, problem.level, problem.module, problem.op, problem.source, at)
                 found.setdefault(key, []).append((problem, report))
     groups = sorted(found.values(), key=lambda group: group[0][0].level != "error")
     return [_annotation(group, options, several=len(reports) > 1) for group in groups]
@@ -52,7 +53,7 @@ def _annotation(group: Sequence[tuple[Problem, Report]], options: Options, sever
     """Where, what and what to do, each on its line, at the place of the first report."""
     problem, report = group[0]
     where = place(problem.module) if problem.module or problem.op else ""
-    scans = dict.fromkeys(subject(other) for _, other in group) if several else {}
+    scans = dict.fromkeys(subject(other, options) for _, other in group) if several else {}
     lines = (
         "   ".join(part for part in (where, source_words(problem.source, options)) if part),
         problem.message,

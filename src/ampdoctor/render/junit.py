@@ -44,7 +44,8 @@ def _suite(report: Report, options: Options) -> TestSuite:
     """Cases for what was found, and one that passes for every rule that ran and found nothing."""
     from junitparser import TestSuite
 
-    suite = TestSuite(plain(subject(report)))
+    scan = plain(subject(report, options))
+    suite = TestSuite(scan)
     environment = report.environment
     for name, value in (
         ("verdict", report.verdict),
@@ -61,28 +62,28 @@ def _suite(report: Report, options: Options) -> TestSuite:
     for problem in problems_of(report):
         groups.setdefault((problem.code, problem.module), []).append(problem)
     found = {code for code, _ in groups}
-    cases = {(code, ""): _case(report, code) for code in report.rules if measured and code not in found}
-    cases |= {key: _case_of(group, report, options) for key, group in groups.items()}
+    cases = {(code, ""): _case(scan, code) for code in report.rules if measured and code not in found}
+    cases |= {key: _case_of(group, scan, options) for key, group in groups.items()}
     suite.add_testcases([cases[key] for key in sorted(cases)])
     if not measured or report.interrupted or not cases:
-        suite.add_testcase(_measurement(report))
+        suite.add_testcase(_measurement(report, scan))
     next(iter(suite)).time = round(report.seconds, 3)  # so that the suite's sum is what the scan took
     return suite
 
 
-def _case(report: Report, code: str, module: str = "") -> TestCase:
+def _case(scan: str, code: str, module: str = "") -> TestCase:
     """A case that passes. Its name holds no line, so that its history survives edits."""
     from junitparser import TestCase
 
     title = TITLES.get(code, code)
     name = f"{title} in {module}" if module else title
-    return TestCase(plain(name), plain(f"{subject(report)}.{code}"))
+    return TestCase(plain(name), f"{scan}.{code}")
 
 
-def _case_of(group: Sequence[Problem], report: Report, options: Options) -> TestCase:
+def _case_of(group: Sequence[Problem], scan: str, options: Options) -> TestCase:
     """A rule's problems in one module as one case: as bad as the worst of them."""
     worst = min(group, key=lambda problem: _OUTCOMES.index(problem.outcome))
-    case = _case(report, worst.code, place(worst.module) if worst.module or worst.op else "")
+    case = _case(scan, worst.code, place(worst.module) if worst.module or worst.op else "")
     text = "\n\n".join(_words(problem, options) for problem in group)
     result = _result(worst)
     if result is None:
@@ -127,11 +128,11 @@ def _words(problem: Problem, options: Options) -> str:
     return "\n".join(plain(line) for line in lines if line)
 
 
-def _measurement(report: Report) -> TestCase:
+def _measurement(report: Report, scan: str) -> TestCase:
     """A case that says whether there is anything to trust here at all."""
     from junitparser import Error, TestCase
 
-    case = TestCase("the measurement", plain(subject(report)))
+    case = TestCase("the measurement", scan)
     if report.verdict == "not-measured":
         case.result = Error(plain(report.sentence), "not-measured")
     elif report.interrupted:

@@ -36,24 +36,24 @@ def render_many(reports: Sequence[Report], options: Options) -> str:
         return render(reports[0], options)
     overview = table(
         ("Scanned", "Verdict", "Errors", "Warnings", "First fault"),
-        (_overview(report) for report in reports),
+        (_overview(report, options) for report in reports),
         "llrrl",
     )
     lines = [f"## ampdoctor: {count_words(len(reports), 'scan')}", "", *overview]
     return "\n".join(lines) + "\n\n" + "\n".join(render(report, options) for report in reports)
 
 
-def _overview(report: Report) -> tuple[str, ...]:
+def _overview(report: Report, options: Options) -> tuple[str, ...]:
     severities = [finding.severity for finding in report.findings]
     fault = report.first_fault
     where = cell_code(fault.tensor or place(fault.module)) if fault else ""
     counts = (str(severities.count(severity)) for severity in ("error", "warning"))
-    return (cell_code(subject(report)), escaped(report.verdict), *counts, where)
+    return (cell_code(subject(report, options)), escaped(report.verdict), *counts, where)
 
 
 def _document(report: Report, options: Options) -> Iterator[str]:
     head, dot, rest = report.sentence.partition(". ")
-    yield f"## ampdoctor: {code(subject(report))}"
+    yield f"## ampdoctor: {code(subject(report, options))}"
     yield ""
     yield f"**{escaped(head + dot.rstrip())}** {escaped(rest)}".rstrip()
     yield ""

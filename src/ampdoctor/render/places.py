@@ -50,6 +50,6 @@ def source_words(source: Source | None, options: Options) -> str:
     return f"{file}:{source.line}" if file is not None else source_place(source)
 
 
-def subject(report: Report) -> str:
-    """What was scanned, told apart from its neighbours: the config's path, else the model's target."""
-    return report.config or report.environment.title
+def subject(report: Report, options: Options) -> str:
+    """What was scanned: the config, from the repository's root where it lies there, else the target."""
+    return repository_file(report.config, options) or report.config or report.environment.title

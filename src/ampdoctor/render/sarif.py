@@ -52,7 +52,7 @@ def _run(report: Report, options: Options) -> Json:
     return {
         "tool": {"driver": _driver(report)},
         # a category of its own for every config: else the one would close the other's alerts
-        "automationDetails": {"id": f"ampdoctor/{plain(subject(report))}/"},
+        "automationDetails": {"id": f"ampdoctor/{plain(subject(report, options))}/"},
         "originalUriBaseIds": {_ROOT: {"description": {"text": "The root of the repository."}}},
         "invocations": [_invocation(report, [p for p in problems if _is_doubt(p)])],
         "columnKind": "utf16CodeUnits",
@@ -164,10 +164,8 @@ def _physical(source: Source | None, options: Options) -> Json | None:
     if file is not None:
         location = _in_repository(Place(file, source.line))
     elif PurePath(source.file).is_absolute():
-        location = {
-            "artifactLocation": {"uri": PurePath(source.file).as_uri()},
-            "region": _region(source.line),
-        }
+        path = PurePath(source.file).as_posix().removeprefix("/")
+        location = {"artifactLocation": {"uri": f"file:///{_quoted(path)}"}, "region": _region(source.line)}
     else:
         return None
     if source.text:
@@ -177,9 +175,13 @@ def _physical(source: Source | None, options: Options) -> Json | None:
 
 def _in_repository(at: Place) -> Json:
     return {
-        "artifactLocation": {"uri": quote(at.file, errors="surrogateescape"), "uriBaseId": _ROOT},
+        "artifactLocation": {"uri": _quoted(at.file), "uriBaseId": _ROOT},
         "region": _region(at.line),
     }
+
+
+def _quoted(path: str) -> str:
+    return quote(path, safe="/:", errors="surrogatepass")
 
 
 def _region(line: int) -> Json:
@@ -213,7 +215,8 @@ def _flow_step(source: Source | None, text: str, options: Options, importance: s
 
 def _fingerprint(problem: Problem) -> str:
     """The same for the same fault, though its line has moved."""
-    text = problem.source.text if problem.source is not None else ""
+    source = problem.source
+    text = source.text or source.function if source is not None else ""
     parts = (problem.code, problem.module, problem.op, text)
     return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
