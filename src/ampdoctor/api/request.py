@@ -1,9 +1,10 @@
-"""What a config asks of the probe (a Plan) and of the diagnosis (a Policy)."""
+"""What a config asks of the probe (a Plan), of the diagnosis (a Policy) and of the gate (GateRules)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampdoctor.diagnose.gate_rules import LIMIT_NAMES, GateRules, Limit
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.waivers import Waiver
 from ampdoctor.probe.plan import Plan
@@ -44,4 +45,27 @@ def policy_of(config: Config, today: str = "") -> Policy:
             for w in rules.waivers
         ),
         today=today,
+    )
+
+
+def gate_rules_of(config: Config) -> GateRules:
+    """What the config's gate demands. A limit counts where it is written; defaults only make findings."""
+    limits, gate = config.limits, config.gate
+    stated = [
+        Limit(name, "", getattr(limits, name))
+        for name in LIMIT_NAMES
+        if name in limits.model_fields_set and getattr(limits, name) is not None
+    ]
+    stated += [
+        Limit(name, glob, getattr(own, name))
+        for glob, own in limits.modules.items()
+        for name in LIMIT_NAMES
+        if getattr(own, name) is not None
+    ]
+    return GateRules(
+        fail_on=tuple(gate.fail_on),
+        limits=tuple(stated),
+        scale_in_window=gate.scale_in_window,
+        allow_headroom_loss=gate.allow_headroom_loss,
+        allow_underflow_gain=gate.allow_underflow_gain,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ampdoctor.facts.site import Source
 
-PASSED, FAILED, NOT_MEASURED = "passed", "failed", "not-measured"
+PASSED, FAILED, NOT_MEASURED, UNUSABLE = "passed", "failed", "not-measured", "unusable"
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,10 @@ class Check:
     ``headroom_loss``, ``underflow_gain``, ``worse``."""
     code: str
     """The rule that explains it."""
+    title: str
+    """A name for it: the rule's, or ``less headroom than the limit``."""
     module: str
-    """The module, or a parameter's name where the figure is a parameter's; '' for the whole scan."""
+    """'' for the whole scan; a glob for a limit that could not be checked."""
     op: str
     source: Source | None
     message: str
@@ -59,6 +61,13 @@ class Check:
     """How much, in a few words: ``0.6 bits short``."""
     measured: float | None = None
     limit: float | None = None
+    parameter: str = ""
+    """The parameter, where the figure is one's own."""
+
+    @property
+    def subject(self) -> str:
+        """The parameter or else the module."""
+        return self.parameter or self.module
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ class GateResult:
     """The gate's word on one report."""
 
     status: str
-    """``passed`` | ``failed`` | ``not-measured`` (nothing, or not what a limit asks for)"""
+    """``passed`` | ``failed`` | ``not-measured`` (nothing, or not what a limit asks for) | ``unusable`` (the
+    config is wrong, or what it names cannot be loaded)"""
     checks: tuple[Check, ...]
     """What failed, worst first; for ``not-measured`` what could not be checked."""
     accepted: int
@@ -77,3 +87,5 @@ class GateResult:
     """What a reader should know besides, a sentence each."""
     baseline: str
     """The baseline's file; '' where nothing was compared."""
+    reason: str = ""
+    """Why nothing was measured; '' for a report that was judged."""
