@@ -32,9 +32,17 @@ def read_excerpt(source: Source) -> Excerpt | None:
     lines = linecache.getlines(source.file)
     if not source.text or not 1 <= source.line <= len(lines) or lines[source.line - 1].strip() != source.text:
         return None
-    first = max(source.line - _AROUND, 1)
-    block = "".join(lines[first - 1 : source.line + _AROUND])
-    shown = textwrap.dedent(block.expandtabs(4)).rstrip().split("\n")
+    at = source.line - 1
+    first, end = max(at - _AROUND, 0), min(at + _AROUND + 1, len(lines))
+    # what stands at the margin above or below a line that does not begins other code
+    if _indented(lines[at]):
+        first = max((i for i in range(first, at) if not _indented(lines[i])), default=first)
+        end = min((i for i in range(at + 1, end) if not _indented(lines[i])), default=end)
+    shown = textwrap.dedent("".join(lines[first:end]).expandtabs(4)).rstrip().split("\n")
     while not shown[0]:
         shown, first = shown[1:], first + 1
-    return Excerpt(first, tuple(shown))
+    return Excerpt(first + 1, tuple(shown))
+
+
+def _indented(line: str) -> bool:
+    return not line.strip() or line[0].isspace()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ampdoctor.diagnose.report import Report
-from ampdoctor.render import github, json_report, junit, markdown, sarif, text
+from ampdoctor.render import github, html, json_report, junit, markdown, sarif, text
 from ampdoctor.render.options import Options
 
 Render = Callable[[Report, Options], str]
@@ -18,6 +18,7 @@ FORMATS: dict[str, Render] = {
     "github": github.render,
     "junit": junit.render,
     "sarif": sarif.render,
+    "html": html.render,
 }
 
 MANY: dict[str, RenderMany] = {

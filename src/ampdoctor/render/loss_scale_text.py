@@ -43,18 +43,24 @@ def judgement(report: Report) -> str:
 
 
 def window_lines(loss_scale: LossScale) -> Iterator[str]:
-    """What works and what limits it; where nothing does, what would help."""
-    if loss_scale.window is None:
-        if loss_scale.limited_by is not None:
-            yield from _limits(loss_scale, "no window")
-        for alternative in loss_scale.alternatives:
-            yield _alternative(alternative)
+    """What works, and what limits it or would help."""
+    if loss_scale.window is not None:
+        low, high = loss_scale.window
+        recommended = loss_scale.recommended or high
+        proof = "proven by running it" if loss_scale.verified else "predicted, not proven"
+        yield f"works      {power(low)} .. {power(high)}   recommended {scale(recommended)}, {proof}"
+    yield from limit_lines(loss_scale)
+
+
+def limit_lines(loss_scale: LossScale) -> Iterator[str]:
+    """What limits the window at its ends; where there is none, what would help."""
+    if loss_scale.window is not None:
+        yield from _limits(loss_scale, "")
         return
-    low, high = loss_scale.window
-    recommended = loss_scale.recommended or high
-    proof = "proven by running it" if loss_scale.verified else "predicted, not proven"
-    yield f"works      {power(low)} .. {power(high)}   recommended {scale(recommended)}, {proof}"
-    yield from _limits(loss_scale, "")
+    if loss_scale.limited_by is not None:
+        yield from _limits(loss_scale, "no window")
+    for alternative in loss_scale.alternatives:
+        yield _alternative(alternative)
 
 
 def _limits(loss_scale: LossScale, head: str) -> Iterator[str]:

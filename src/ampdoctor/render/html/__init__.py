@@ -1,0 +1,7 @@
+"""The report as one HTML file that needs nothing else, and as a fragment for a notebook."""
+
+from __future__ import annotations
+
+from ampdoctor.render.html.page import fragment, render
+
+__all__ = ["fragment", "render"]

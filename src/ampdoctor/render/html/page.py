@@ -1,0 +1,148 @@
+"""The report as HTML: templates filled in, and one file that asks no other for anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from ampdoctor.diagnose.report import Report
+from ampdoctor.diagnose.wording import count_words, number, percent, place, scale, short_op
+from ampdoctor.render.fault_text import operand_words, value_lines
+from ampdoctor.render.html import view
+from ampdoctor.render.html.charts import gradient_chart, sweep_chart
+from ampdoctor.render.layers_text import absmax_cell, gradient_cell, headroom_cell, underflow_cell
+from ampdoctor.render.loss_scale_text import judgement, limit_lines, power
+from ampdoctor.render.options import Options
+from ampdoctor.render.text import environment_words, loss_words
+from ampdoctor.render.words import plain, source_path
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_TEMPLATES = "templates"
+_ROWS = 20
+"""Rows of a table that are shown at once; a button shows the rest."""
+_TONE = {"clean": "good", "not-measured": "unsure"}
+
+
+def render(report: Report, options: Options) -> str:
+    """A whole page: style, script and pictures are in it, and its policy lets it load nothing."""
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            **_context(report, options),
+            css=_markup(_asset("page.css")),
+            script=_markup(script),
+            digest=digest,
+        )
+    )
+
+
+def fragment(report: Report, options: Options | None = None) -> str:
+    """The same without the page around it, for a notebook: its style holds for itself alone."""
+    return (
+        _templates()
+        .get_template("fragment.html")
+        .render(
+            **_context(report, options or Options()),
+            css=_markup(_asset("page.css")),
+            script=_markup(_asset("page.js")),
+        )
+    )
+
+
+def _context(report: Report, options: Options) -> dict[str, Any]:
+    """Everything that the templates name."""
+    head, dot, rest = report.sentence.partition(". ")
+    return {
+        "report": report,
+        "fault": report.first_fault,
+        "environment": report.environment,
+        "where": environment_words(report.environment, options),
+        "head": head + dot.rstrip(),
+        "rest": rest,
+        "tone": _TONE.get(report.verdict, "bad"),
+        "sweep": sweep_chart(report),
+        "gradients": gradient_chart(report),
+        "rows": _ROWS,
+        "excerpt": options.excerpt,
+        "at": lambda source: source_path(source, options),
+        "base": options.base,
+    }
+
+
+@cache
+def _templates() -> Environment:
+    # imported here: torch brings it along, and commands that draw no page start without it
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("ampdoctor.render.html", _TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "percent": percent,
+        "place": place,
+        "scale": scale,
+        "power": power,
+        "sentence": view.sentence,
+        "spaced": view.spaced,
+        "breakable": _breakable,
+        "short_op": short_op,
+        "figure": view.figure,
+        "operand": operand_words,
+        "absmax_cell": absmax_cell,
+        "headroom_cell": headroom_cell,
+        "gradient_cell": gradient_cell,
+        "underflow_cell": underflow_cell,
+        "layer_keys": view.layer_keys,
+    }
+    environment.globals |= {
+        "value_lines": value_lines,
+        "stops": view.stops,
+        "ends": view.ends,
+        "cards": view.cards,
+        "used": view.used,
+        "judgement": judgement,
+        "limit_lines": limit_lines,
+        "loss_words": loss_words,
+        "count_words": count_words,
+        "parameter_rows": view.parameter_rows,
+    }
+    return environment
+
+
+def _printable(value: Any) -> Any:
+    """User strings with their control characters written out; what is markup already stays."""
+    return plain(value) if type(value) is str else value
+
+
+def _breakable(name: str) -> Any:
+    """The name as markup that may be broken after a slash or a dot, where a narrow screen has to break it."""
+    from markupsafe import escape
+
+    return _markup(re.sub(r"(/|\.(?!py\b))(?=\w)", r"\1<wbr>", str(escape(plain(name)))))
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("ampdoctor.render.html").joinpath(_TEMPLATES, name).read_text(encoding="utf-8")
+
+
+def _markup(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(text)

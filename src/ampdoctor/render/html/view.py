@@ -1,0 +1,147 @@
+"""What the page shows of a report's lists: which steps of a path, which findings together, which figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from ampdoctor.diagnose.report import Finding, FirstFault, LayerRow, ParameterRow, Report
+from ampdoctor.diagnose.rules import RULES
+from ampdoctor.diagnose.wording import count_words, listing, number, place, short_op
+from ampdoctor.facts.site import Source
+from ampdoctor.render.html.rule_page import Section, sections
+
+_FULL = 16.0
+"""Bits of headroom at which a bar is empty: FP16 has as many between 1 and its end."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One module on the way of a bad value: what its ops made of it."""
+
+    module: str
+    backward: bool
+    ops: tuple[str, ...]
+    source: Source | None
+    value: str
+    """What the last of the ops put out: ``inf`` | ``nan`` | ``finite``."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A finding that asks for action; of those that only inform, all of one rule."""
+
+    findings: tuple[Finding, ...]
+    page: tuple[Section, ...]
+    """The rule's page; () where an earlier card has it."""
+
+    @property
+    def first(self) -> Finding:
+        """The one that gives the card its head."""
+        return self.findings[0]
+
+
+def stops(fault: FirstFault) -> tuple[Stop, ...]:
+    """The modules on the path; once the value is in the loss, that all of backward has it is no news."""
+    path = [s for s in fault.path if s.phase == "forward" or not fault.reaches_loss]
+    found = []
+    for (phase, module), group in groupby(path, key=lambda s: (s.phase, s.module)):
+        steps = list(group)
+        ops = tuple(short_op(s.op) for s in steps)
+        source = next((s.source for s in steps if s.source is not None), None)
+        found.append(Stop(module, phase == "backward", ops, source, steps[-1].value))
+    return tuple(found)
+
+
+def ends(fault: FirstFault) -> tuple[tuple[str, str], ...]:
+    """Where the value arrives, the loss or gradients, or what absorbs it; each with names, or ''."""
+    arrives = [("the loss", "")] if fault.reaches_loss else []
+    if fault.reaches_gradients:
+        count = count_words(len(fault.reaches_gradients), "gradient")
+        arrives.append((count, listing(fault.reaches_gradients, 6)))
+    if not arrives and fault.absorbed_at is not None:
+        at = fault.absorbed_at
+        arrives.append(("absorbed", f"by {place(at.module)} {short_op(at.op)}"))
+    return tuple(arrives)
+
+
+def cards(report: Report) -> tuple[Card, ...]:
+    """The findings in the report's order, information of one rule together, each rule's page once."""
+    pages = {rule.code: sections(rule.page) for rule in RULES}
+    groups: list[list[Finding]] = []
+    informing: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        group = informing.get(finding.code, []) if finding.severity == "info" else []
+        if not group:
+            groups.append(group)
+        if finding.severity == "info":
+            informing[finding.code] = group
+        group.append(finding)
+    return tuple(Card(tuple(group), pages.pop(group[0].code, ())) for group in groups)
+
+
+def figure(value: Any) -> str:
+    """A piece of evidence in words."""
+    match value:
+        case None:
+            return "not known"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return number(value)
+        case str():
+            return value or "none"
+        case Mapping():
+            return listing([f"{key}: {figure(item)}" for key, item in value.items()], 12) or "none"
+        case Sequence():
+            return listing([figure(item) for item in value], 12) or "none"
+        case _:
+            return str(value)
+
+
+def sentence(words: str) -> str:
+    """With a capital at its start and a full stop at its end, where it has neither."""
+    return words[:1].upper() + words[1:] + ("" if words.endswith(".") else ".")
+
+
+def spaced(words: str) -> str:
+    """The gaps that a terminal leaves between words, as points: a page has no columns."""
+    return re.sub(r"\s{2,}", " · ", words)
+
+
+def used(headroom_bits: float | None, none_left: bool) -> float | None:
+    """Percent of a headroom bar that is filled: full at the end of the range, empty 16 bits below it."""
+    if none_left:
+        return 100.0
+    if headroom_bits is None:
+        return None
+    return 100.0 * min(max(1 - headroom_bits / _FULL, 0.0), 1.0)
+
+
+def layer_keys(row: LayerRow) -> dict[str, float | None]:
+    """What each column of the layer table is sorted by; None stays last."""
+    forward, gradient = row.forward, row.gradient
+    absmax = headroom = largest = underflow = None
+    if forward is not None:
+        absmax, headroom = (math.inf if forward.nan else forward.absmax), forward.headroom_bits
+    if gradient is not None:
+        largest = math.inf if gradient.nan or gradient.inf else gradient.absmax
+        underflow = gradient.underflow_fraction
+    return {
+        "calls": row.calls,
+        "absmax": math.inf if row.born else absmax,
+        "headroom": -math.inf if row.born == "inf" else headroom,
+        "gradient": largest,
+        "underflow": underflow,
+    }
+
+
+def parameter_rows(report: Report) -> tuple[ParameterRow, ...]:
+    """Those that lose most first."""
+    return tuple(sorted(report.parameters, key=lambda p: p.lost_fraction or 0.0, reverse=True))
