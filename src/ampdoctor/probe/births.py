@@ -11,7 +11,7 @@ from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Birth, OperandFact, Pass, SiteRecord, ZeroOrigin
 from ampdoctor.probe.location import source_of
 from ampdoctor.probe.origin import Newborn, SecondLook
-from ampdoctor.probe.reference_watch import Twin
+from ampdoctor.probe.reference_watch import CAST, Twin
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _zero_origin(birth: Newborn, look: SecondLook, sites: dict[Site, SiteRecord]
             if found is None or order < found[0]:
                 found = (order, zero)
             frontier += look.inputs_of.get(order, ())
-        elif any(s.op == "aten::_to_copy" and s in look.zeros for s in look.sites.get(order, ())):
+        elif any(s.op == CAST and s in look.zeros for s in look.sites.get(order, ())):
             frontier += look.inputs_of.get(order, ())  # a cast that only carries zeros on
     return found[1] if found is not None else None
 
@@ -124,11 +124,11 @@ def _excess_zeros(order: int, look: SecondLook, sites: dict[Site, SiteRecord]) -
     """The zeros that an op made and the reference does not have; None if there are none."""
     source = source_of(look.places[order].line)
     for site in look.sites.get(order, ()):
-        twin = sites.get(site)
+        twin = None if site.op == CAST else sites.get(site)
         if twin is not None and look.zeros.get(site, 0) > twin.stats.zeros:
             excess = look.zeros[site] - twin.stats.zeros
             return ZeroOrigin(site, source, excess, twin.stats.absmax, None, look.constants.get(order))
     cast = look.casts.get(order)
-    if cast is not None and cast.site not in sites:
+    if cast is not None and (cast.site.op == CAST or cast.site not in sites):
         return ZeroOrigin(cast.site, source, cast.flushed, None, cast.maker)
     return None

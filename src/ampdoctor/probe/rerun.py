@@ -18,18 +18,26 @@ def written_copied(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments as they are before the call: those that the op writes to, copied."""
     schema = func._schema.arguments
-    written = {i for i, a in enumerate(schema) if a.alias_info is not None and a.alias_info.is_write}
-    names = {schema[i].name for i in written}
+    names = {a.name for a in schema if a.alias_info is not None and a.alias_info.is_write}
+    positions = {i for i, a in enumerate(schema) if a.name in names}
+    written = flat([[a for i, a in enumerate(args) if i in positions], [kwargs.get(name) for name in names]])
+    storages = {_storage(t) for t in written if _has_memory(t)}
 
     def copied(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.clone() if value.layout == torch.strided else value
+            # An argument that is only read may be the very tensor that is written: x.mul_(x).
+            return value.clone() if _has_memory(value) and _storage(value) in storages else value
         return [copied(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-    return (
-        tuple(copied(a) if i in written else a for i, a in enumerate(args)),
-        {k: copied(v) if k in names else v for k, v in kwargs.items()},
-    )
+    return tuple(copied(a) for a in args), {k: copied(v) for k, v in kwargs.items()}
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def rerun_in_float64(

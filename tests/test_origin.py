@@ -1,0 +1,567 @@
+"""Where a non-finite value is born, what it should have been, and where it goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampdoctor.facts.trace import Trace
+from probe_helpers import Calls, birth_ops, text, the_birth, traced
+
+INF, NAN = math.inf, math.nan
+
+
+def halved(forward: Callable[..., Any], batch: Any, **modules: nn.Module) -> Trace:
+    """The trace of this forward with everything in float16; the reference has it in float32."""
+    return traced(Calls(forward, **modules), batch, mode="half")
+
+
+def origins(trace: Trace) -> list[str]:
+    return [b.origin for b in trace.births]
+
+
+# ---------------------------------------------------------------- born or arrived
+
+
+def test_a_product_out_of_range_is_born_where_it_is_made() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        y = x * x
+        return y + 1.0
+
+    birth = the_birth(halved(forward, torch.tensor([2.0, 300.0, 3.0])))
+    assert birth.site is not None
+    assert birth.site.key == "forward||aten::mul|0|0"
+    assert text(birth) == "y = x * x"
+    assert (birth.value, birth.dtype, birth.shape, birth.index, birth.count) == (
+        "inf", "float16", (3,), (1,), 1,
+    )  # fmt: skip
+    assert (birth.rerun, birth.exact_value) == ("finite", 90000.0)
+    assert (birth.reference, birth.reference_value) == ("finite", 90000.0)
+    assert [(s.op, s.value) for s in birth.path] == [
+        ("aten::add", "inf"),
+        ("aten::_to_copy", "inf"),
+        ("aten::sum", "inf"),
+    ]
+    assert birth.reaches_loss and birth.absorbed_at is None
+    assert [(o.dtype, o.shape, o.absmax, o.infs) for o in birth.operands] == [("float16", (3,), 300.0, 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("factor", "born"),
+    [
+        (2047.0, []),  # 32 * 2047 = 65504, the largest value
+        (2048.0, [("inf", "mul")]),  # 65536
+    ],
+)
+def test_the_largest_value_is_no_overflow(factor: float, born: list[tuple[str, str]]) -> None:
+    assert birth_ops(halved(lambda self, x: x * factor, torch.tensor([32.0]))) == born
+
+
+def test_nan_out_of_infinities_that_were_born_is_the_same_fault() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        y = x * x
+        return y - y
+
+    trace = halved(forward, torch.tensor([300.0]))
+    assert birth_ops(trace) == [("inf", "mul")]
+    assert [(s.op, s.value) for s in trace.births[0].path][:1] == [("aten::sub", "nan")]
+    assert trace.births[0].reaches_loss
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "rerun"),
+    [
+        (lambda x: x / x, "nan", "nan"),  # 0 / 0
+        (lambda x: 1.0 / x, "inf", "inf"),
+        (lambda x: (x - 1.0).sqrt(), "nan", "nan"),  # of -1
+        (lambda x: x.log(), "inf", "inf"),
+    ],
+    ids=["0/0", "1/0", "sqrt(-1)", "log(0)"],
+)
+def test_what_is_undefined_in_float32_as_well(op: Callable[[Tensor], Tensor], value: str, rerun: str) -> None:
+    birth = the_birth(halved(lambda self, x: op(x), torch.tensor([4.0, 0.0])))
+    assert (birth.value, birth.index, birth.count) == (value, (1,), 1)
+    assert (birth.rerun, birth.reference) == (rerun, "same")
+
+
+def test_zero_by_zero_next_to_one_by_zero_is_one_fault() -> None:
+    birth = the_birth(halved(lambda self, x: x / (x * 0.0), torch.tensor([1.0, 0.0])))
+    assert (birth.value, birth.count) == ("nan", 2)
+
+
+def test_only_the_elements_born_here_count() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        y = x.masked_fill(x == 7.0, -INF)
+        return y * 300.0
+
+    birth = the_birth(halved(forward, torch.tensor([7.0, 300.0, 1.0])))
+    assert (birth.value, birth.index, birth.count, birth.exact_value) == ("inf", (1,), 1, 90000.0)
+
+
+def test_two_independent_faults_are_both_listed_in_order() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        a = x[0] * 1000.0
+        b = x[1] / 0.0
+        return torch.stack([a, b])
+
+    trace = halved(forward, torch.tensor([70.0, 1.0]))
+    assert birth_ops(trace) == [("inf", "mul"), ("inf", "div")]
+    assert [b.id for b in trace.births] == [0, 1]
+    assert trace.births[0].order < trace.births[1].order
+    assert all(b.reaches_loss for b in trace.births)
+
+
+def test_births_of_several_batches_are_numbered_through() -> None:
+    batches = [torch.tensor([300.0]), torch.tensor([1.0]), torch.tensor([400.0])]
+    trace = traced(Calls(lambda self, x: x * x), *batches, mode="half")
+    assert [(b.id, b.batch, b.exact_value) for b in trace.births] == [(0, 0, 90000.0), (1, 2, 160000.0)]
+
+
+# ---------------------------------------------------------------- infinities the user wrote
+
+
+def _with_a_slice_assigned(x: Tensor) -> Tensor:
+    out = x.clone()
+    out[0, 1] = -INF
+    return out
+
+
+DECLARED: dict[str, Callable[[Tensor], Tensor]] = {
+    "masked_fill": lambda x: x.masked_fill(x > 1.0, -INF),
+    "in-place masked_fill": lambda x: x.clone().masked_fill_(x > 1.0, -INF),
+    "full": lambda x: x + torch.full((2, 2), -INF).triu(1).to(x.dtype),
+    "where": lambda x: torch.where(x > 1.0, -INF, x),
+    "tensor": lambda x: torch.where(x > 1.0, torch.tensor(-INF, dtype=x.dtype), x),
+    "scalar": lambda x: torch.cat([x[:, :1], x[:, 1:] + -INF], 1),
+    "item assignment": lambda x: x.index_put((torch.tensor([0]), torch.tensor([1])), x.new_tensor(-INF)),
+    "slice assignment": _with_a_slice_assigned,
+}
+
+
+@pytest.mark.parametrize("how", DECLARED)
+def test_an_infinity_the_user_wrote_is_no_fault(how: str) -> None:
+    trace = halved(lambda self, x: DECLARED[how](x).exp(), torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
+    assert set(origins(trace)) == {"declared"}
+    assert not any(b.reaches_loss for b in trace.births)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([[0.0, -INF], [0.0, 0.0]]))
+        self.plain = torch.tensor([[0.0, -INF], [0.0, 0.0]])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.mask + self.plain).exp()
+
+
+def test_an_infinity_in_a_buffer_or_an_attribute_is_no_fault() -> None:
+    trace = traced(Masked(), torch.ones(2, 2), mode="half")
+    assert [(b.origin, b.name) for b in trace.births] == [("buffer", "mask"), ("declared", "")]
+    assert not any(b.reaches_loss for b in trace.births)
+
+
+def test_an_infinity_times_zero_is_born_there_and_has_the_infinity_for_a_parent() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        hidden = x.masked_fill(x > 1.0, -INF)
+        return hidden * 0.0
+
+    trace = halved(forward, torch.tensor([1.0, 2.0]))
+    birth = the_birth(trace)
+    assert (birth.value, birth.index, birth.count, text(birth)) == ("nan", (1,), 1, "return hidden * 0.0")
+    assert [trace.births[p].origin for p in birth.parents] == ["declared"]
+
+
+def test_softmax_of_a_row_that_is_all_masked() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        scores = x.masked_fill(x > 1.0, -INF)
+        return scores.softmax(-1)
+
+    trace = halved(forward, torch.tensor([[1.0, 0.0], [2.0, 3.0], [0.0, 2.0]]))
+    birth = the_birth(trace)
+    assert birth.site is not None
+    assert (birth.value, birth.site.op, birth.index, birth.count) == ("nan", "aten::_softmax", (1, 0), 2)
+    assert (birth.rerun, birth.reference) == ("nan", "same")
+    assert [trace.births[p].origin for p in birth.parents] == ["declared"]
+
+
+def test_an_overflow_next_to_a_mask_is_a_fault() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        return (x * x).masked_fill(x > 500.0, -INF)
+
+    assert birth_ops(halved(forward, torch.tensor([300.0, 1000.0]))) == [("inf", "mul")]
+
+
+# ---------------------------------------------------------------- in-place writes, views, memory
+
+
+def test_an_in_place_op_is_judged_by_what_it_read() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        y = x.clone()
+        y.mul_(y)
+        return y
+
+    birth = the_birth(halved(forward, torch.tensor([2.0, 300.0])))
+    assert birth.site is not None
+    assert (birth.site.op, birth.index, birth.exact_value) == ("aten::mul_", (1,), 90000.0)
+    assert [(o.absmax, o.infs) for o in birth.operands] == [(300.0, 0), (300.0, 0)]
+
+
+def test_an_in_place_op_on_what_was_born_before_makes_no_birth() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        y = x * x
+        y.mul_(0.0)
+        return y
+
+    assert birth_ops(halved(forward, torch.tensor([300.0]))) == [("inf", "mul")]
+
+
+def test_a_write_into_a_part_is_found_in_the_whole() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        table = torch.zeros(2, 2, dtype=x.dtype)
+        table[1] = x * x
+        return table + 0.0
+
+    trace = halved(forward, torch.tensor([1.0, 300.0]))
+    assert birth_ops(trace) == [("inf", "mul")]
+    assert [s.op for s in trace.births[0].path[:2]] == ["aten::copy_", "aten::add"]
+
+
+def test_a_write_into_another_part_leaves_it_there() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        table = torch.zeros(2, 2, dtype=x.dtype)
+        table[0] = x * x
+        table[1] = 1.0
+        return table + 0.0
+
+    trace = halved(forward, torch.tensor([1.0, 300.0]))
+    assert birth_ops(trace) == [("inf", "mul")]
+    assert trace.births[0].reaches_loss
+
+
+def test_a_value_written_over_goes_nowhere() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        y = x * x
+        y.zero_()
+        return y + x
+
+    trace = halved(forward, torch.tensor([300.0]))
+    assert [(b.value, b.reaches_loss) for b in trace.births] == [("inf", False)]
+    assert trace.births[0].absorbed_at is not None
+    assert trace.births[0].absorbed_at.op == "aten::zero_"
+
+
+def test_views_carry_it_on() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        y = (x * x).reshape(2, 2).t()[1:].unsqueeze(0).expand(3, 1, 2)
+        return y + 0.0
+
+    trace = halved(forward, torch.tensor([1.0, 300.0, 1.0, 1.0]))
+    assert birth_ops(trace) == [("inf", "mul")]
+    assert [s.op for s in trace.births[0].path[:1]] == ["aten::add"]
+
+
+@pytest.fixture
+def memory_full_of_nan() -> Any:
+    """Fresh memory holds NaN, as it may in any run."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("memory_full_of_nan")
+def test_fresh_memory_that_is_filled_is_no_fault() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        out = torch.empty(4, dtype=x.dtype)
+        out[:2] = x
+        out[2:] = x * x
+        return out + 0.0
+
+    trace = halved(forward, torch.tensor([1.0, 300.0]))
+    assert birth_ops(trace) == [("inf", "mul")]
+
+
+@pytest.mark.usefixtures("memory_full_of_nan")
+def test_fresh_memory_that_is_read_is_a_fault_of_the_op_that_reads_it() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        out = torch.empty(2, dtype=x.dtype)
+        out[:1] = x
+        return out * 2.0
+
+    trace = halved(forward, torch.tensor([1.0]))
+    assert birth_ops(trace) == [("nan", "mul")]
+    assert (trace.births[0].index, trace.births[0].reference) == ((1,), "same")
+
+
+# ---------------------------------------------------------------- elements and samples
+
+
+def test_the_samples_that_hold_it() -> None:
+    x = torch.tensor([[1.0, 2.0], [300.0, 1.0], [1.0, 400.0]])
+    birth = the_birth(halved(lambda self, x: x * x, x))
+    assert (birth.index, birth.count, birth.samples) == ((1, 0), 2, (1, 2))
+
+
+def test_no_samples_where_the_first_dimension_is_not_the_batch() -> None:
+    x = torch.tensor([[1.0, 2.0], [300.0, 1.0], [1.0, 400.0]])
+    assert the_birth(halved(lambda self, x: x.t() * x.t(), x)).samples is None
+
+
+def test_the_element_of_a_linear_layer_as_the_user_sees_it() -> None:
+    linear = nn.Linear(2, 3)
+    nn.init.ones_(linear.weight), nn.init.zeros_(linear.bias)
+    x = torch.ones(2, 4, 2)
+    x[1, 2] = 40000.0  # 40000 + 40000 leaves the range; nn.Linear sees rows of an 8 x 2 matrix
+    birth = the_birth(halved(lambda self, x: self.linear(x), x, linear=linear))
+    assert (birth.shape, birth.index, birth.count) == ((2, 4, 3), (1, 2, 0), 3)
+    assert (birth.samples, birth.exact_value) == ((1,), 80000.0)
+
+
+def test_a_birth_shows_an_element_that_the_reference_has_finite() -> None:
+    # 1000 / 0 is infinite in float32 too; 1000 / 0.01 only in float16.
+    birth = the_birth(halved(lambda self, x: x[0] / x[1], torch.tensor([[1000.0, 1000.0], [0.0, 0.01]])))
+    assert (birth.index, birth.count, birth.reference) == ((1,), 2, "finite")
+    assert birth.reference_value == pytest.approx(100000.0)
+
+
+def test_the_largest_number_in_a_call() -> None:
+    birth = the_birth(halved(lambda self, x: torch.add(x, x, alpha=-40000.0), torch.tensor([2.0])))
+    assert birth.constant == -40000.0
+
+
+def test_a_complex_value() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        return (torch.complex(x.float(), x.float()) * 1e38).abs()
+
+    birth = the_birth(halved(forward, torch.tensor([1.0, 100.0])))
+    assert (birth.value, birth.dtype, birth.index, birth.reference) == ("inf", "complex64", (1,), "same")
+
+
+# ---------------------------------------------------------------- zeros that became faults
+
+
+def test_the_op_that_flushed_to_zero_what_is_divided_by() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        small = x * 1e-4
+        tiny = small * 1e-4
+        kept = tiny + 0.0
+        return 1.0 / kept
+
+    birth = the_birth(halved(forward, torch.tensor([1.0, 1e4])))
+    # 1e-8 is below 2^-25 = 2.98e-8; 1e4 * 1e-8 = 1e-4 is kept.
+    assert (birth.value, birth.index, birth.rerun, birth.reference) == ("inf", (0,), "inf", "finite")
+    assert birth.zero_origin is not None
+    assert birth.zero_origin.site.key == "forward||aten::mul|1|0"
+    assert birth.zero_origin.zeros == 1
+    assert text(birth.zero_origin) == "tiny = small * 1e-4"
+    assert birth.zero_origin.reference_absmax == pytest.approx(1e-4)
+
+
+def test_the_logarithm_of_a_flushed_sum() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        return (x * x).sum(-1).log()
+
+    birth = the_birth(halved(forward, torch.full((1, 4), 1e-5)))
+    assert birth.site is not None and birth.zero_origin is not None
+    assert (birth.site.op, birth.zero_origin.site.op) == ("aten::log", "aten::mul")
+
+
+def test_a_zero_that_float32_has_too_has_no_origin() -> None:
+    birth = the_birth(halved(lambda self, x: 1.0 / (x * 1.0), torch.tensor([0.0])))
+    assert birth.zero_origin is None
+
+
+def test_a_cast_that_flushed() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        low = (x * 1e-5 * 1e-3).half()
+        return 1.0 / low
+
+    trace = traced(Calls(forward), torch.ones(2), mode="autocast")
+    birth = the_birth(trace)
+    assert birth.zero_origin is not None
+    assert birth.zero_origin.site.op == "aten::_to_copy"
+    assert text(birth.zero_origin) == "low = (x * 1e-5 * 1e-3).half()"
+
+
+# ---------------------------------------------------------------- casts of autocast
+
+
+def test_an_input_that_autocast_casts_out_of_range() -> None:
+    linear = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(linear.weight)
+    trace = traced(
+        Calls(lambda self, x: self.linear(x), linear=linear), torch.tensor([[1.0, 70000.0]]), mode="autocast"
+    )
+    birth = the_birth(trace)
+    assert birth.site is not None
+    assert (birth.site.op, birth.site.module, birth.implicit_cast) == ("aten::_to_copy", "linear", True)
+    assert (birth.exact_value, birth.reference, birth.index) == (70000.0, "absent", (0, 1))
+    assert birth.reaches_gradients == ("linear.weight",)
+
+
+# ---------------------------------------------------------------- where it goes
+
+
+def test_a_value_that_is_absorbed_reaches_nothing() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        y = x * x
+        return 1.0 / y
+
+    (birth,) = halved(forward, torch.tensor([300.0])).births
+    assert (birth.reaches_loss, birth.reaches_gradients) == (False, ())
+    assert birth.absorbed_at is not None
+    assert (birth.absorbed_at.op, birth.absorbed_at.value) == ("aten::reciprocal", "finite")
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Parameter(torch.tensor([1.0, 300.0]))
+        self.apart = nn.Parameter(torch.tensor([1.0, 1.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used * self.used * x + self.apart
+
+
+def test_the_gradients_that_a_forward_fault_makes_bad() -> None:
+    birth = the_birth(traced(Weighted(), torch.tensor([1.0, 300.0]), mode="half"))
+    # d/d used = 2 * used * x = 180000 for the second element; d/d apart = 1.
+    assert birth.reaches_loss
+    assert birth.reaches_gradients == ("used",)
+
+
+def test_forward_only_the_outputs_stand_for_the_loss() -> None:
+    trace = traced(
+        Calls(lambda self, x: {"a": x, "b": [x * x]}),
+        torch.tensor([300.0]),
+        mode="half",
+        forward_only=True,
+        loss=lambda m, x: m(x),
+    )
+    assert the_birth(trace).reaches_loss
+
+
+# ---------------------------------------------------------------- bad before anything runs
+
+
+@pytest.mark.parametrize(("value", "name"), [(NAN, "nan"), (INF, "inf")])
+def test_a_bad_weight(value: float, name: str) -> None:
+    linear = nn.Linear(2, 2)
+    with torch.no_grad():
+        linear.weight[1, 0] = value
+    trace = traced(Calls(lambda self, x: self.linear(x), linear=linear), torch.ones(1, 2))
+    assert [(b.origin, b.name, b.value, b.index, b.count) for b in trace.births] == [
+        ("parameter", "linear.weight", name, (1, 0), 1)
+    ]
+    assert [(t.kind, t.name, t.nan + t.inf, t.index) for t in trace.bad_tensors] == [
+        ("parameter", "linear.weight", 1, (1, 0))
+    ]
+    assert trace.births[0].reaches_loss
+
+
+def test_a_bad_batch() -> None:
+    x = torch.tensor([[1.0, 2.0], [NAN, 1.0], [1.0, INF]])
+    trace = traced(Calls(lambda self, b: b["x"] * 2.0), {"y": torch.ones(3), "x": x})
+    assert [(b.origin, b.name, b.value, b.index) for b in trace.births] == [("batch", "['x']", "nan", (1, 0))]
+    (bad,) = trace.bad_tensors
+    assert (bad.kind, bad.name, bad.batch, bad.nan, bad.inf, bad.index, bad.samples) == (
+        "batch", "['x']", 0, 1, 1, (1, 0), (1, 2),
+    )  # fmt: skip
+
+
+def test_a_batch_out_of_range_of_half_precision_is_born_at_the_cast() -> None:
+    birth = the_birth(halved(lambda self, x: x * 0.5, torch.tensor([1.0, 1e6])))
+    assert birth.site is not None
+    assert (birth.site.op, birth.exact_value) == ("aten::_to_copy", 1e6)
+
+
+# ---------------------------------------------------------------- backward
+
+
+class Rooted(nn.Module):
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([4.0, start]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.w * x).sqrt()
+
+
+def test_a_fault_of_backward_alone_has_the_line_of_its_forward() -> None:
+    trace = traced(Rooted(0.0), torch.ones(2), mode="none")
+    birth = the_birth(trace)
+    assert birth.site is not None
+    # d sqrt(u) / du = 1 / (2 sqrt(u)): infinite at 0, in float32 as well.
+    assert (birth.site.phase, birth.forward_op, birth.value) == ("backward", "aten::sqrt", "inf")
+    assert text(birth) == "return (self.w * x).sqrt()"
+    assert (birth.index, birth.reference, birth.reaches_loss) == ((1,), "same", False)
+    assert birth.reaches_gradients == ("w",)
+    assert birth.backward_source is None
+
+
+def test_a_forward_fault_is_not_counted_again_in_its_own_backward() -> None:
+    # log(0) = -inf, and its derivative 1/0 = inf: one fault.
+    class Logs(Rooted):
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.w * x).log()
+
+    trace = traced(Logs(0.0), torch.ones(2), mode="none")
+    assert birth_ops(trace) == [("inf", "log")]
+    assert trace.births[0].reaches_gradients == ("w",)
+
+
+class ByHand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] / 0.0
+
+
+def test_a_fault_in_a_backward_that_the_user_wrote_has_both_lines() -> None:
+    class Uses(Rooted):
+        def forward(self, x: Tensor) -> Tensor:
+            return ByHand.apply(self.w * x)
+
+    birth = the_birth(traced(Uses(1.0), torch.ones(2), mode="none"))
+    assert birth.site is not None
+    assert (birth.site.op, text(birth)) == ("aten::div", "return x * 1.0")
+    assert birth.backward_source is not None
+    assert birth.backward_source.text == "return gradients[0] / 0.0"
+
+
+class Steep(nn.Module):
+    """The gradient that arrives at the float16 tensor ``h`` is 4 times the loss scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = (self.w * x).half()
+        return h.float() * 4.0
+
+
+def test_a_scale_that_is_too_high_is_a_fault_at_that_scale_only() -> None:
+    trace = traced(Steep(), torch.ones(2), mode="autocast", loss_scale=65536.0)
+    assert [(b.loss_scale, b.exact_value, b.reference) for b in trace.births] == [
+        (65536.0, 4 * 65536.0, "absent")
+    ]
+    assert traced(Steep(), torch.ones(2), mode="autocast", loss_scale=8192.0).births == ()  # 4 * 8192 = 32768
+
+
+def test_a_fault_at_any_scale_is_found_behind_one_of_a_high_scale() -> None:
+    class Both(Steep):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + (self.w - 1.0).sqrt()
+
+    trace = traced(Both(), torch.ones(2), mode="autocast", loss_scale=65536.0)
+    found = {(b.loss_scale, b.forward_op) for b in trace.births}
+    assert found == {(65536.0, "aten::_to_copy"), (65536.0, "aten::sqrt"), (1.0, "aten::sqrt")}
