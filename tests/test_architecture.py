@@ -27,7 +27,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "load": (*LEAVES, "ampdoctor.load", "ampdoctor.config", "torch", "numpy", "safetensors"),
     "probe": (*LEAVES, "ampdoctor.probe", "ampdoctor.load.workload", "ampdoctor.load.traceback", "torch"),
     "diagnose": (*LEAVES, "ampdoctor.diagnose"),
-    "render": (*LEAVES, "ampdoctor.render", "ampdoctor.diagnose", "rich", "junitparser", "matplotlib", "jinja2", "markupsafe"),
+    "render": (
+        *LEAVES,
+        "ampdoctor.render",
+        "ampdoctor.diagnose",
+        "rich",
+        "junitparser",
+        "matplotlib",
+        "jinja2",
+        "markupsafe",
+    ),
     "api": (
         *LEAVES,
         "ampdoctor.api",
