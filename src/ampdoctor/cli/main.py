@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,7 +10,8 @@ import typer
 
 from ampdoctor.cli import explain, grad_histogram, init, report, scaler, scan
 from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
-from ampdoctor.errors import AmpDoctorError, ConfigError
+from ampdoctor.cli.failure import exit_words, explain_error, fail, own_bug
+from ampdoctor.errors import AmpDoctorError
 from ampdoctor.version import VERSION
 
 # rich_markup_mode=None: an error is one plain line, the last on stderr, not a drawn box
@@ -58,17 +58,17 @@ def run(arguments: Sequence[str]) -> int:
     try:
         ended = app(args=list(arguments) or ["--help"], prog_name="ampdoctor", standalone_mode=False)
     except Stop as stop:
-        return _fail(stop.reason, stop.code)
+        return fail(stop.reason, stop.code)
     except AmpDoctorError as error:
-        return _explain(error, debug)
+        return explain_error(error, debug)
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
     except SystemExit as exit_:
-        return _fail(f"error: the scanned code ended the process: SystemExit({exit_.code!r})", FAILED)
+        return fail(f"error: {exit_words(exit_)}", FAILED)
     except Exception as error:
         if isinstance(error, _USAGE_ERROR):
-            return _fail(f"error: {error.format_message()}", USAGE)
-        return _own_bug(error, debug)
+            return fail(f"error: {error.format_message()}", USAGE)
+        return own_bug(error, debug)
     if ended == _CTRL_C:
         return _interrupted()
     return ended if isinstance(ended, int) else OK
@@ -81,39 +81,5 @@ _CTRL_C = 130
 _USAGE_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[-4]
 
 
-def _explain(error: AmpDoctorError, debug: bool) -> int:
-    """Everything the error knows on stderr, the reason last."""
-    if debug:
-        traceback.print_exception(error)
-    elif error.user_traceback:
-        _say(error.user_traceback.rstrip())
-    problems = error.problems if isinstance(error, ConfigError) else ()
-    if len(problems) > 1:
-        for problem in problems:
-            _say(f"  {problem}")
-    if error.hint:
-        _say(f"hint: {error.hint}")
-    reason = problems[0] if len(problems) == 1 else error.message
-    return _fail(f"error: {reason}", error.exit_code)
-
-
 def _interrupted() -> int:
-    return _fail("interrupted: nothing was measured", FAILED)
-
-
-def _own_bug(error: Exception, debug: bool) -> int:
-    if debug:
-        traceback.print_exception(error)
-    else:
-        _say("hint: --debug shows the whole traceback")
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
-    return _fail(f"error: this is a bug in ampdoctor ({what})", FAILED)
-
-
-def _fail(reason: str, code: int) -> int:
-    _say(reason)
-    return code
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    return fail("interrupted: nothing was measured", FAILED)

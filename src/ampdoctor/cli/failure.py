@@ -1,0 +1,61 @@
+"""What a command says on stderr when it ends badly: everything that helps, and the reason last."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from ampdoctor.cli.exits import FAILED
+from ampdoctor.errors import AmpDoctorError, ConfigError
+
+
+def explain_error(error: AmpDoctorError, debug: bool) -> int:
+    """The exit code; all that the error knows is on stderr."""
+    if debug:
+        traceback.print_exception(error)
+    elif error.user_traceback:
+        say(error.user_traceback.rstrip())
+    problems = error.problems if isinstance(error, ConfigError) else ()
+    if len(problems) > 1:
+        for problem in problems:
+            say(f"  {problem}")
+    if error.hint:
+        say(f"hint: {error.hint}")
+    return fail(f"error: {reason_of(error)}", error.exit_code)
+
+
+def own_bug(error: Exception, debug: bool) -> int:
+    """The exit code; an exception that is nobody's but ours is on stderr."""
+    if debug:
+        traceback.print_exception(error)
+    else:
+        say("hint: --debug shows the whole traceback")
+    return fail(f"error: {bug_words(error)}", FAILED)
+
+
+def reason_of(error: AmpDoctorError) -> str:
+    """The error in one line: its only problem, or what sums several up."""
+    problems = error.problems if isinstance(error, ConfigError) else ()
+    return problems[0] if len(problems) == 1 else error.message
+
+
+def bug_words(error: Exception) -> str:
+    """``this is a bug in ampdoctor (KeyError: 'x')``, in one line."""
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"this is a bug in ampdoctor ({what})"
+
+
+def exit_words(error: SystemExit) -> str:
+    """What code that was scanned did when it called ``sys.exit``."""
+    return f"the scanned code ended the process: SystemExit({error.code!r})"
+
+
+def fail(reason: str, code: int) -> int:
+    """The code; the reason is on stderr."""
+    say(reason)
+    return code
+
+
+def say(text: str) -> None:
+    """Nothing; the text is on stderr."""
+    print(text, file=sys.stderr)
