@@ -26,6 +26,7 @@ MANY: dict[str, RenderMany] = {
     "github": github.render_many,
     "junit": junit.render_many,
     "sarif": sarif.render_many,
+    "html": html.render_many,
 }
 """Formats that hold several reports in one document; of the others each report is one of its own."""
 

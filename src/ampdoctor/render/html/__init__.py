@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ampdoctor.render.html.page import fragment, render
+from ampdoctor.render.html.page import fragment, render, render_many
 
-__all__ = ["fragment", "render"]
+__all__ = ["fragment", "render", "render_many"]

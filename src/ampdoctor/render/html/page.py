@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.wording import count_words, number, percent, place, scale, short_op
 from ampdoctor.render.fault_text import operand_words, value_lines
+from ampdoctor.render.findings_text import waiver_words
 from ampdoctor.render.html import view
 from ampdoctor.render.html.charts import gradient_chart, sweep_chart
 from ampdoctor.render.layers_text import absmax_cell, gradient_cell, headroom_cell, underflow_cell
 from ampdoctor.render.loss_scale_text import judgement, limit_lines, power
 from ampdoctor.render.options import Options
+from ampdoctor.render.places import source_words
 from ampdoctor.render.text import environment_words, loss_words
-from ampdoctor.render.words import plain, source_path
+from ampdoctor.render.words import plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 _TEMPLATES = "templates"
 _ROWS = 20
@@ -31,34 +35,42 @@ _TONE = {"clean": "good", "not-measured": "unsure"}
 
 def render(report: Report, options: Options) -> str:
     """A whole page: style, script and pictures are in it, and its policy lets it load nothing."""
+    return render_many([report], options)
+
+
+def render_many(reports: Sequence[Report], options: Options) -> str:
+    """One page with every report in it, under a list of what they say where there are several."""
+    views = [_view(report, options) for report in reports]
+    first = f"{views[0]['head']} {views[0]['environment'].title}"
     script = _asset("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         _templates()
         .get_template("page.html")
         .render(
-            **_context(report, options),
-            css=_markup(_asset("page.css")),
-            script=_markup(script),
-            digest=digest,
+            title=f"{first if len(views) == 1 else f'{len(views)} scans'} · ampdoctor",
+            views=views,
+            bodies=[_body(view) for view in views],
+            css=_asset("page.css"),
+            script=script,
+            digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         )
     )
 
 
 def fragment(report: Report, options: Options | None = None) -> str:
     """The same without the page around it, for a notebook: its style holds for itself alone."""
-    return (
-        _templates()
-        .get_template("fragment.html")
-        .render(
-            **_context(report, options or Options()),
-            css=_markup(_asset("page.css")),
-            script=_markup(_asset("page.js")),
-        )
-    )
+    body = _body(_view(report, options or Options()))
+    template = _templates().get_template("fragment.html")
+    return template.render(body=body, css=_asset("page.css"), script=_asset("page.js"))
 
 
-def _context(report: Report, options: Options) -> dict[str, Any]:
+def _body(view: Mapping[str, Any]) -> Markup:
+    from markupsafe import Markup
+
+    return Markup(_templates().get_template("report.html").render(view))
+
+
+def _view(report: Report, options: Options) -> dict[str, Any]:
     """Everything that the templates name."""
     head, dot, rest = report.sentence.partition(". ")
     return {
@@ -73,8 +85,7 @@ def _context(report: Report, options: Options) -> dict[str, Any]:
         "gradients": gradient_chart(report),
         "rows": _ROWS,
         "excerpt": options.excerpt,
-        "at": lambda source: source_path(source, options),
-        "base": options.base,
+        "at": lambda source: source_words(source, options),
     }
 
 
@@ -120,6 +131,7 @@ def _templates() -> Environment:
         "limit_lines": limit_lines,
         "loss_words": loss_words,
         "count_words": count_words,
+        "waiver_words": waiver_words,
         "parameter_rows": view.parameter_rows,
     }
     return environment
@@ -130,19 +142,16 @@ def _printable(value: Any) -> Any:
     return plain(value) if type(value) is str else value
 
 
-def _breakable(name: str) -> Any:
+def _breakable(name: str) -> Markup:
     """The name as markup that may be broken after a slash or a dot, where a narrow screen has to break it."""
-    from markupsafe import escape
+    from markupsafe import Markup, escape
 
-    return _markup(re.sub(r"(/|\.(?!py\b))(?=\w)", r"\1<wbr>", str(escape(plain(name)))))
+    return Markup(re.sub(r"(/|\.(?!py\b))(?=\w)", r"\1<wbr>", str(escape(plain(name)))))
 
 
 @cache
-def _asset(name: str) -> str:
-    return files("ampdoctor.render.html").joinpath(_TEMPLATES, name).read_text(encoding="utf-8")
-
-
-def _markup(text: str) -> Any:
+def _asset(name: str) -> Markup:
+    """A file that goes into the page as it is."""
     from markupsafe import Markup
 
-    return Markup(text)
+    return Markup(files("ampdoctor.render.html").joinpath(_TEMPLATES, name).read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from ampdoctor.diagnose.report import Finding, FirstFault, LayerRow, ParameterRo
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.wording import count_words, listing, number, place, short_op
 from ampdoctor.facts.site import Source
-from ampdoctor.render.html.rule_page import Section, sections
+from ampdoctor.render.html.rule_sections import Section, sections
 
 _FULL = 16.0
 """Bits of headroom at which a bar is empty: FP16 has as many between 1 and its end."""
@@ -33,7 +33,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Card:
-    """A finding that asks for action; of those that only inform, all of one rule."""
+    """A finding that asks for action, or that someone accepts; of those that only inform, all of one rule."""
 
     findings: tuple[Finding, ...]
     page: tuple[Section, ...]
@@ -43,6 +43,13 @@ class Card:
     def first(self) -> Finding:
         """The one that gives the card its head."""
         return self.findings[0]
+
+    @property
+    def standing(self) -> str:
+        """``error`` | ``warning`` | ``info``; ``waived`` or ``known`` for one that someone accepts."""
+        if self.first.accepted is None:
+            return self.first.severity
+        return "waived" if self.first.accepted.by == "waiver" else "known"
 
 
 def stops(fault: FirstFault) -> tuple[Stop, ...]:
@@ -75,11 +82,10 @@ def cards(report: Report) -> tuple[Card, ...]:
     groups: list[list[Finding]] = []
     informing: dict[str, list[Finding]] = {}
     for finding in report.findings:
-        group = informing.get(finding.code, []) if finding.severity == "info" else []
+        alone = finding.severity != "info" or finding.accepted is not None
+        group = [] if alone else informing.setdefault(finding.code, [])
         if not group:
             groups.append(group)
-        if finding.severity == "info":
-            informing[finding.code] = group
         group.append(finding)
     return tuple(Card(tuple(group), pages.pop(group[0].code, ())) for group in groups)
 
