@@ -318,4 +318,6 @@ def _overflowed(histogram: ExponentHistogram, unrounded_range: list[float], dtyp
     representable values: such a tensor counts as one overflow there, until the second look counts it.
     """
     fmt = FLOAT_FORMATS[dtype]
-    return max(histogram.overflowed(fmt), 1 if max(abs(v) for v in unrounded_range) >= fmt.overflow_at else 0)
+    absmax = max(abs(v) for v in unrounded_range)
+    just_over = math.isfinite(absmax) and absmax >= fmt.overflow_at
+    return max(histogram.overflowed(fmt), int(just_over))
