@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampdoctor.cli.repository import repository_root
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.excerpt import read_excerpt
 from ampdoctor.facts.store import write_atomically
@@ -21,11 +23,15 @@ _NARROWEST = 72
 
 
 def check_format(name: str) -> str:
-    """The name of a known format. Raises ConfigError for another."""
-    from ampdoctor.render import FORMATS
+    """The name of a format that can be written here. Raises ConfigError for another."""
+    from ampdoctor.render import FORMATS, REQUIRES
 
     if name not in FORMATS:
         raise ConfigError(f"--format {name}: no such format", hint=f"formats: {', '.join(FORMATS)}")
+    package = REQUIRES.get(name)
+    if package is not None and find_spec(package) is None:
+        hint = f'pip install "ampdoctor[{name}]" brings it'
+        raise ConfigError(f"the format {name} needs the package {package}", hint)
     return name
 
 
@@ -55,6 +61,7 @@ def drawing(output: Path | None, all_layers: bool = False) -> Options:
         unicode=output is not None or _shows_unicode(sys.stdout.encoding),
         all_layers=all_layers,
         base=str(Path.cwd()),
+        root=str(repository_root(Path.cwd())),
         excerpt=read_excerpt,
     )
 
@@ -78,13 +85,19 @@ def write_file(data: bytes, output: Path) -> None:
 def print_document(document: str) -> None:
     """Nothing; the document is on stdout, or its reader (head) has seen enough and left."""
     try:
-        sys.stdout.write(document)
+        sys.stdout.write(_encodable(document))
         sys.stdout.flush()
     except BrokenPipeError:
         _drop_stdout()
     except OSError as error:
         _drop_stdout()
         raise ConfigError(f"cannot write to stdout: {error.strerror or error}") from error
+
+
+def _encodable(document: str) -> str:
+    """The document with what stdout's encoding cannot write spelled out."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return document.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _drop_stdout() -> None:

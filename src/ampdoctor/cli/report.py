@@ -35,7 +35,7 @@ def report(
         from ampdoctor.config import load_config
 
         policy = policy_of(load_config(config), today())
-    result = diagnose(read_saved(trace), policy)
+    result = diagnose(read_saved(trace), policy, str(config or ""))
     emit(result, sinks, all_layers)
     if result.verdict == "not-measured":
         raise Stop(f"error: nothing was measured: {result.sentence}", FAILED)

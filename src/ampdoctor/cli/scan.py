@@ -13,6 +13,7 @@ from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_writable
 from ampdoctor.cli.progress import progress_bar
+from ampdoctor.cli.repository import path_from_here
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.store import write_trace
@@ -60,7 +61,7 @@ def scan(
     from ampdoctor.api.request import policy_of
     from ampdoctor.diagnose.engine import diagnose
 
-    result = diagnose(trace, policy_of(settings, today()))
+    result = diagnose(trace, policy_of(settings, today()), path_from_here(settings.file))
     emit(result, sinks, all_layers)
     if trace.interrupted:
         raise Stop("interrupted: the report covers what was measured until then", FAILED)

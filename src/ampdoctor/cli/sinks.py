@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampdoctor.cli.job_summary import append_job_summary
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document
 from ampdoctor.diagnose.report import Report
 from ampdoctor.errors import ConfigError
@@ -47,6 +48,8 @@ def emit(report: Report, sinks: Sequence[Sink], all_layers: bool) -> None:
 
     for sink in sinks:
         write_document(FORMATS[sink.format](report, drawing(sink.file, all_layers)), sink.file)
+    if any(sink.format == "github" for sink in sinks):
+        append_job_summary([report], all_layers)
 
 
 def _sink(output: str, format_name: str) -> tuple[Sink, bool]:
@@ -56,10 +59,11 @@ def _sink(output: str, format_name: str) -> tuple[Sink, bool]:
         check_writable(Path(output), "--output")
         return Sink(format_name, Path(output)), False
     name, file = named[1], Path(named[2])
-    try:
-        check_format(name)
-    except ConfigError as error:
-        hint = f"{error.hint}; for a file with = in its name write ./{output}"
-        raise ConfigError(f"--output {output}: there is no format {name}", hint) from error
+    from ampdoctor.render import FORMATS
+
+    if name not in FORMATS:
+        hint = f"formats: {', '.join(FORMATS)}; for a file with = in its name write ./{output}"
+        raise ConfigError(f"--output {output}: there is no format {name}", hint)
+    check_format(name)
     check_writable(file, "--output")
     return Sink(name, file), True
