@@ -1,11 +1,10 @@
-"""What a report points at, one by one: its findings, and what its gate found besides."""
+"""What a report points at, one by one: its findings, and what its gate could not check."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ampdoctor.diagnose.gate_result import FAILED, NOT_MEASURED, Accepted, Check
+from ampdoctor.diagnose.gate_result import NOT_MEASURED, Accepted, Check, GateResult
 from ampdoctor.diagnose.report import Finding, Report
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.facts.site import Source
@@ -30,29 +29,26 @@ class Problem:
     remedy: str
     accepted: Accepted | None = None
     finding: Finding | None = None
-    """None for what only the gate says."""
+    """None for what a gate could not check."""
 
 
 def problems_of(report: Report) -> tuple[Problem, ...]:
-    """Worst first. What fails is what the gate says, or every error where no gate has judged the report."""
-    gate = report.gate
-    checks = gate.checks if gate is not None and gate.status in (FAILED, NOT_MEASURED) else ()
-    problems = [_of_finding(f, checks, gated=gate is not None) for f in report.findings]
-    found = {_key(finding) for finding in report.findings}
-    outcome = "not-measured" if gate is not None and gate.status == NOT_MEASURED else "failed"
-    problems += [_of_check(check, outcome) for check in checks if _key(check) not in found]
-    return tuple(sorted(problems, key=lambda p: _RANKS[p.level]))
+    """Worst first. Every error fails, unless a gate has judged the report: then what it says fails."""
+    problems = [_of_finding(finding, report.gate) for finding in report.findings]
+    if report.gate is not None and report.gate.status == NOT_MEASURED:
+        problems += [_unchecked(check) for check in report.gate.checks]
+    return tuple(sorted(problems, key=lambda problem: _RANKS[problem.level]))
 
 
 _RANKS = {"error": 0, "warning": 1, "info": 2}
 
 
-def _of_finding(finding: Finding, checks: Iterable[Check], gated: bool) -> Problem:
-    failing = next((check for check in checks if _key(check) == _key(finding)), None)
-    fails = failing is not None or (not gated and finding.severity == "error")
+def _of_finding(finding: Finding, gate: GateResult | None) -> Problem:
+    # a gate makes a finding of all that fails; an error it is not asked to fail on stays an error
+    fails = finding.severity == "error" and (gate is None or finding.code in {c.code for c in gate.checks})
     return Problem(
         code=finding.code,
-        level="error" if failing is not None else finding.severity,
+        level=finding.severity,
         outcome="failed" if fails else "noted",
         title=finding.title,
         module=finding.module,
@@ -65,19 +61,15 @@ def _of_finding(finding: Finding, checks: Iterable[Check], gated: bool) -> Probl
     )
 
 
-def _of_check(check: Check, outcome: str) -> Problem:
+def _unchecked(check: Check) -> Problem:
     return Problem(
         code=check.code,
         level="error",
-        outcome=outcome,
-        title=TITLES.get(check.code, check.name),
+        outcome="not-measured",
+        title=check.title,
         module=check.module,
         op=check.op,
         source=check.source,
         message=check.message,
         remedy="",
     )
-
-
-def _key(thing: Finding | Check) -> tuple[object, ...]:
-    return thing.code, thing.module, thing.op, thing.source
