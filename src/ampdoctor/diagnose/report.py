@@ -254,8 +254,8 @@ class Report:
     rules: tuple[str, ...] = ()
     """Codes of the rules that were applied."""
     config: str = ""
-    """The config file that was scanned, as a path from the current folder; '' where there was none. Not in the
-    document, which is the same for a trace that was kept."""
+    """The config file that was scanned, as a path from the current folder; '' where there was none. Not in
+    the document, which is the same for a trace that was kept."""
     waivers: tuple[WaiverState, ...] = ()
     """Those of the config, with what they still do."""
     gate: GateResult | None = None
