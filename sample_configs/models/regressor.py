@@ -38,3 +38,13 @@ def compute_summed_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 def compute_tiny_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """A loss weighted by 1e-6: without a scale its gradients lie below 2^-25 and FP16 makes them zero."""
     return 1e-6 * compute_loss(model, batch)
+
+
+def build_sgd(model: nn.Module, lr: float = 1e-4) -> torch.optim.Optimizer:
+    """By default steps of about 1e-6, on weights of 0.1 that FP16 keeps 6e-5 apart."""
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def build_adam(model: nn.Module) -> torch.optim.Optimizer:
+    """Adam as it comes: its eps of 1e-8 is 0 in FP16, and so is the square of a small gradient."""
+    return torch.optim.Adam(model.parameters(), lr=1e-3)

@@ -102,7 +102,7 @@ def _finding(severity: str, step: OptimizerStep, damage: UpdateDamage, message: 
         severity=severity,
         title=TITLE,
         module="",
-        op=step.birth.site.op if damage.broken and step.birth and step.birth.site else "",
+        op="",
         source=step.source,
         message=message,
         evidence={
@@ -112,6 +112,7 @@ def _finding(severity: str, step: OptimizerStep, damage: UpdateDamage, message: 
             "share": damage.share,
             "parameters": {u.name: share(u) for u in damage.most_swallowed},
             "non_finite": {u.name: u.nan + u.inf for u in damage.broken},
+            "op": step.birth.site.op if damage.broken and step.birth and step.birth.site else None,
         },
         remedy=_REMEDY,
     )

@@ -45,14 +45,13 @@ def check(reading: Reading) -> Iterable[Finding]:
     if step is None or not flushed:
         return ()
     broken = [u for u in flushed if u.nan or u.inf]
-    birth = step.birth.site if broken and step.birth else None
     return (
         Finding(
             code=CODE,
             severity="error" if broken else "warning",
             title=TITLE,
             module="",
-            op=birth.op if birth else "",
+            op="",
             source=step.source,
             message=_message(step, flushed, broken),
             evidence={
@@ -61,6 +60,7 @@ def check(reading: Reading) -> Iterable[Finding]:
                 "smallest": FLOAT_FORMATS[flushed[0].dtype].min_subnormal,
                 "parameters": [u.name for u in flushed],
                 "non_finite": {u.name: u.nan + u.inf for u in broken},
+                "op": step.birth.site.op if broken and step.birth and step.birth.site else None,
             },
             remedy="Keep the weights in FP32 and use torch.autocast; or take an eps that FP16 holds: 1e-4.",
         ),
