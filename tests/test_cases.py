@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ampdoctor.diagnose.report import Report
-from case_runner import Case, model_cases, run_case, warnings_of
+from case_runner import Case, case_config, model_cases, run_case, run_config, warnings_of
 
 VERDICTS = {
     "forward-overflow": "forward-overflow",
@@ -25,10 +27,6 @@ HEALTHY = [case for case in CASES if case.kind == "clean"]
 OF_THE_SCALE = [case for case in CASES if case.kind in ("backward-overflow-scale", "gradient-underflow")]
 
 # The classes update-swallowed and api-misuse begin after backward, in the optimizer or the training loop.
-
-OTHER_AT_SCALE_1 = {"scale_window_empty"}
-"""Cases whose key names the first overflow at the configured scale; at scale 1, where the root is sought,
-another op is the first to overflow."""
 
 WITHOUT_EMULATION = [
     case
@@ -123,6 +121,35 @@ def test_a_case_of_the_loss_scale_is_told_from_a_fault_at_any_scale(case: Case) 
     fault = report.first_fault
     assert fault is not None
     assert fault.phase == "backward"
-    if case.slug not in OTHER_AT_SCALE_1:
-        assert fault.module == case.expected("first_bad_module", "cuda")
-        assert fault.op == case.expected("first_bad_op", "cuda")
+    assert fault.module == case.expected("first_bad_module", "cuda")
+    assert fault.op == case.expected("first_bad_op", "cuda")
+
+
+@pytest.mark.parametrize("case", [*OF_THE_SCALE, *HEALTHY], ids=lambda case: case.slug)
+def test_the_ceiling_of_the_loss_scale_is_that_of_the_key(case: Case) -> None:
+    scales = run_case(case.slug).loss_scale
+    highest = case.key["measured"]["max_finite_scale_log2"]  # scanned from 2^-8 to 2^24 in steps of 2
+    assert scales.searched
+    if highest is None:
+        assert scales.ceiling is None
+        assert scales.window is None
+        return
+    assert scales.ceiling is not None
+    ceiling = math.log2(scales.ceiling)
+    assert highest <= ceiling if highest == 24 else highest <= ceiling < highest + 2
+    if case.key.get("fails_at_scale_1"):
+        assert scales.window is None
+    else:
+        assert scales.window is not None
+        assert scales.verified
+
+
+@pytest.mark.parametrize("case", HEALTHY, ids=lambda case: case.slug)
+def test_a_healthy_case_is_left_in_peace_at_the_recommended_scale(case: Case) -> None:
+    config = case_config(case.slug, "cuda")
+    recommended = run_config(config)[1].loss_scale.recommended
+    precision = config.precision.model_copy(update={"loss_scale": recommended})
+    report = run_config(
+        config.model_copy(update={"precision": precision}).located(config.directory, case.slug)
+    )[1]
+    assert (report.verdict, warnings_of(report)) == ("clean", [])

@@ -91,7 +91,11 @@ def _verdict(
     no_scale = scales is not None and scales.window is None
     if headline is not None:
         verdict = _birth_verdict(headline)
-        return ("no-workable-scale" if verdict == "backward-overflow" and no_scale else verdict), headline
+        if verdict == "backward-overflow" and no_scale:
+            verdict = "no-workable-scale"
+        if verdict == "no-workable-scale" and scales is not None and scales.ceiling is not None:
+            headline = _first_as_configured(births, trace.environment.loss_scale) or headline
+        return verdict, headline
     masked = next((j for j in in_order(births) if _spoils_gradients(j)), None)
     if masked is not None:
         return "backward-undefined", masked
@@ -118,6 +122,20 @@ def _birth_verdict(judged: JudgedBirth) -> str:
     if judged.cause == GENUINE:
         return "backward-undefined"
     return "no-workable-scale" if overflows_at_any_scale(judged.birth) else "backward-overflow"
+
+
+def _first_as_configured(births: Sequence[JudgedBirth], loss_scale: float) -> JudgedBirth | None:
+    """The first overflow of backward at the configured scale.
+
+    Where some scale, if below 1, is finite, the gradient is too large from the loss on, and the op nearest to
+    the loss says so. (A derivative that no scale makes finite is found at the low scale instead.)
+    """
+    overflows = (
+        j
+        for j in in_order(births)
+        if j.standing == FAULT and not j.in_forward and j.cause == RANGE and j.birth.loss_scale == loss_scale
+    )
+    return next(overflows, None)
 
 
 def _bad_input(births: Sequence[JudgedBirth]) -> JudgedBirth | None:
