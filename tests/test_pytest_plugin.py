@@ -141,11 +141,14 @@ def test_the_traceback_is_the_line_of_the_test_and_nothing_of_ours(outcomes: dic
 @pytest.mark.parametrize("name", ["test_breaks_a_limit", "test_of_the_class", "test_limit_of_the_module"])
 def test_a_limit_fails_where_it_is_not_kept(outcomes: dict[str, str], name: str) -> None:
     first = errors(outcomes[name])[0]
-    assert re.fullmatch(r"AssertionError: .*headroom.* in fc\. .*2\.0 bits.*asks for 2.*", first), first
+    assert re.fullmatch(r"AssertionError: fc: 2\.0 bits of headroom, where limits.*asks for 2: .*", first), (
+        first
+    )
 
 
 def test_a_limit_that_nothing_was_held_against_does_not_pass(outcomes: dict[str, str]) -> None:
-    assert "g*" in errors(outcomes["test_limit_that_names_nothing"])[0]
+    expected = 'AssertionError: limits."g*".headroom_bits names nothing that was measured'
+    assert errors(outcomes["test_limit_that_names_nothing"])[0] == expected
 
 
 def test_the_gates_own_words_count_too(outcomes: dict[str, str]) -> None:

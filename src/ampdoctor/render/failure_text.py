@@ -31,8 +31,9 @@ def _reason(report: Report) -> str:
     if report.verdict != "clean" or not checks:
         return report.sentence
     first = checks[0]
-    where = f" in {place(first.module)}" if first.module else ""
-    return f"{first.title}{where}. {first.message}"
+    # What could not be checked names itself, and where it was looked for.
+    where = f"{place(first.module)}: " if first.module and first.measured is not None else ""
+    return f"{where}{first.message}"
 
 
 def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
@@ -42,6 +43,6 @@ def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
     if urgent:
         yield labelled([("Findings", findings_section(urgent))])
     gate = report.gate
-    if gate is not None and gate.status == "not-measured" and gate.checks:
+    if gate is not None and gate.status == "not-measured" and len(gate.checks) > 1:
         yield labelled([("Unchecked", Group(*(words(check.message) for check in gate.checks)))])
     yield labelled([("Run", words(environment_words(report.environment, options)))])
