@@ -92,7 +92,9 @@ class ScaleSearch:
             if all(map(self._is_finite, passes)):
                 for p in passes:
                     self._read(p)
-                return chosen
+                if self._ceiling() == predicted:
+                    return chosen
+                continue  # a recording that had lost much saw no ceiling, or a wrong one
             worst_known = chosen
         return None
 
