@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +130,13 @@ def test_as_json_it_is_the_documented_document() -> None:
 def test_a_notebook_shows_markup_and_not_the_models_own() -> None:
     model = nn.Sequential()
     model.add_module("<script>alert(1)</script>", Times(256.0))
-    html = on_cpu(model, X)._repr_html_()
-    assert "<script>alert(1)</script>" not in html
-    assert "<script>alert(1)</script>.fc" in unescape(html)
+    report = on_cpu(model, X)
+    html = report._repr_html_()
+    assert report.first_fault is not None
+    assert report.first_fault.module == "<script>alert(1)</script>.fc"
+    assert "<script>alert(1)" not in html
+    assert "&lt;script&gt;alert(1)" in html
+    assert "<html" not in html
 
 
 # ---------------------------------------------------------------- the loss

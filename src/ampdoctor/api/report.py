@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields
-from html import escape
 from pathlib import Path
 
 from ampdoctor.diagnose import report as diagnosis
@@ -35,8 +34,14 @@ class Report(diagnosis.Report):
         return f"<Report {self.verdict}: {', '.join(words) or 'no findings'}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return f"<pre>{escape(str(self))}</pre>"
+        """What a notebook shows: the HTML report, without the page around it."""
+        from ampdoctor.render.html import fragment
+
+        return fragment(self, _options())
 
     def _as(self, name: str) -> str:
-        return FORMATS[name](self, Options(base=str(Path.cwd()), excerpt=read_excerpt))
+        return FORMATS[name](self, _options())
+
+
+def _options() -> Options:
+    return Options(base=str(Path.cwd()), excerpt=read_excerpt)
