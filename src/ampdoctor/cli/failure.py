@@ -11,9 +11,27 @@ from ampdoctor.errors import AmpDoctorError, ConfigError
 
 def explain_error(error: AmpDoctorError, debug: bool) -> int:
     """The exit code; all that the error knows is on stderr."""
+    explain_details(error, debug)
+    return fail(f"error: {reason_of(error)}", error.exit_code)
+
+
+def own_bug(error: Exception, debug: bool) -> int:
+    """The exit code; an exception that is nobody's but ours is on stderr."""
+    explain_details(error, debug)
+    return fail(f"error: {bug_words(error)}", FAILED)
+
+
+def explain_details(error: Exception, debug: bool, about: str = "") -> None:
+    """Nothing; all that helps is on stderr, but for the reason itself. ``about``: the config it concerns."""
+    if about:
+        say(f"{about}:")
     if debug:
         traceback.print_exception(error)
-    elif error.user_traceback:
+    if not isinstance(error, AmpDoctorError):
+        if not debug:
+            say("hint: --debug shows the whole traceback")
+        return
+    if error.user_traceback and not debug:
         say(error.user_traceback.rstrip())
     problems = error.problems if isinstance(error, ConfigError) else ()
     if len(problems) > 1:
@@ -21,16 +39,6 @@ def explain_error(error: AmpDoctorError, debug: bool) -> int:
             say(f"  {problem}")
     if error.hint:
         say(f"hint: {error.hint}")
-    return fail(f"error: {reason_of(error)}", error.exit_code)
-
-
-def own_bug(error: Exception, debug: bool) -> int:
-    """The exit code; an exception that is nobody's but ours is on stderr."""
-    if debug:
-        traceback.print_exception(error)
-    else:
-        say("hint: --debug shows the whole traceback")
-    return fail(f"error: {bug_words(error)}", FAILED)
 
 
 def reason_of(error: AmpDoctorError) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ampdoctor.cli import explain, grad_histogram, init, report, scaler, scan
+from ampdoctor.cli import explain, gate, grad_histogram, init, report, scaler, scan, schema
 from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
 from ampdoctor.cli.failure import exit_words, explain_error, fail, own_bug
 from ampdoctor.errors import AmpDoctorError
@@ -25,9 +25,11 @@ app = typer.Typer(
 app.command("scan")(scan.scan)
 app.command("scaler")(scaler.scaler)
 app.command("grad-histogram")(grad_histogram.grad_histogram)
+app.command("gate")(gate.gate)
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
 app.command("init")(init.init)
+app.command("schema")(schema.schema)
 
 
 def _version(wanted: bool) -> None:

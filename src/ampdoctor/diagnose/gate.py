@@ -34,9 +34,8 @@ def evaluate(
     speaks of it becomes a finding of its own. ``known`` is this config's section of the file ``baseline``.
     """
     if report.verdict == "not-measured" or report.interrupted:
-        return replace(
-            report, gate=GateResult(NOT_MEASURED, (), 0, (), tuple(_notes(report, None)), baseline)
-        )
+        notes = tuple(_notes(report, None))
+        return replace(report, gate=GateResult(NOT_MEASURED, (), 0, (), notes, "", _why_not(report)))
     limits = check_limits(report, rules)
     findings = _judge_findings(report, rules, known)
     broken = _judge_limits(report, limits, rules, known)
@@ -149,6 +148,12 @@ def _without_doubles(limits: Sequence[Check], findings: Sequence[Check]) -> Iter
     for check in limits:
         if (check.code, check.module) not in said:
             yield check
+
+
+def _why_not(report: Report) -> str:
+    if report.interrupted:
+        return "The scan was interrupted: what came after was not measured."
+    return report.sentence.removeprefix("NOT MEASURED. ")
 
 
 def _verdict_note(status: str, report: Report) -> Iterator[str]:

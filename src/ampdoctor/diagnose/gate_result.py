@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ampdoctor.facts.site import Source
 
 PASSED, FAILED, NOT_MEASURED, UNUSABLE = "passed", "failed", "not-measured", "unusable"
+EXIT_CODES = {PASSED: 0, FAILED: 1, NOT_MEASURED: 3, UNUSABLE: 2}
+"""From the best to the worst: 1 promises that all was measured and judged, 3 that all could be loaded."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +92,9 @@ class GateResult:
     """The baseline's file; '' where nothing was compared."""
     reason: str = ""
     """Why nothing was measured; '' for a report that was judged."""
+
+
+def worst_status(statuses: Iterable[str]) -> str:
+    """The one that decides for several configs; ``not-measured`` for none."""
+    ranks = list(EXIT_CODES)
+    return max(statuses, key=ranks.index, default=NOT_MEASURED)

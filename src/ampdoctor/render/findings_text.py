@@ -28,7 +28,7 @@ def findings_section(findings: Sequence[Finding]) -> Group:
     by_code: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.accepted is not None:
-            parts.append(_accepted(finding, finding.accepted))
+            parts.append(accepted_words(finding, finding.accepted))
         elif finding.severity == "info":
             by_code.setdefault(finding.code, []).append(finding)
     parts += [_in_short(group) for group in by_code.values()]
@@ -66,7 +66,7 @@ def _in_full(finding: Finding) -> list[RenderableType]:
     ]
 
 
-def _accepted(finding: Finding, accepted: Accepted) -> Text:
+def accepted_words(finding: Finding, accepted: Accepted) -> Text:
     """Who accepts it, and until when; its remedy is not asked for."""
     word = "waived" if accepted.by == "waiver" else "known"
     until = f" until {accepted.expires}" if accepted.expires else ""

@@ -47,7 +47,9 @@ def header(environment: Environment, options: Options) -> Text:
 
 
 def environment_words(environment: Environment, options: Options) -> str:
-    """``torch 2.13.0 · cpu, emulating CUDA · float16 autocast · 1 batch``."""
+    """``torch 2.13.0 · cpu, emulating CUDA · float16 autocast · 1 batch``; '' where nothing ran."""
+    if not environment.device:
+        return ""
     torch = environment.torch_version.partition("+")[0]
     on_gpu = environment.device.startswith("cuda") and environment.device_name
     device = environment.device_name if on_gpu else environment.device

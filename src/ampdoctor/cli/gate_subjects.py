@@ -1,0 +1,148 @@
+"""What a gate judges: configs to scan and saved traces, each whatever becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampdoctor.cli.baselines import (
+    DEFAULT_BASELINE,
+    check_baseline_writable,
+    read_baseline,
+    section_of,
+)
+from ampdoctor.cli.clock import today
+from ampdoctor.cli.failure import bug_words, exit_words, explain_details, reason_of
+from ampdoctor.cli.repository import path_from_here
+from ampdoctor.diagnose.baseline import Known, known_of
+from ampdoctor.diagnose.gate import broken_limits, evaluate
+from ampdoctor.diagnose.gate_result import EXIT_CODES, NOT_MEASURED
+from ampdoctor.diagnose.gate_rules import GateRules
+from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.report import Report
+from ampdoctor.diagnose.unmeasured import unmeasured
+from ampdoctor.errors import AmpDoctorError
+from ampdoctor.version import VERSION
+
+if TYPE_CHECKING:
+    from ampdoctor.config import Config
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One thing to judge: a config to scan, or a trace, with a config for its limits or without."""
+
+    config: Path | None
+    trace: Path | None
+
+    @property
+    def name(self) -> str:
+        """As the user named it."""
+        return str(self.trace or self.config)
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """The options of the command that change how one subject is judged."""
+
+    overrides: tuple[str, ...] = ()
+    baseline: Path | None = None
+    """None: the config's own."""
+    update: bool = False
+    """Accept everything, for a new baseline."""
+    quiet: bool = False
+    debug: bool = False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One subject, and what the gate says of it."""
+
+    subject: Subject
+    report: Report
+    """With its ``gate``."""
+    baseline: Path | None = None
+    """Where ``known`` goes."""
+    section: str = ""
+    known: Known | None = None
+    """What a new baseline holds; None where none is asked for, and where nothing was measured."""
+
+    @property
+    def status(self) -> str:
+        """The gate's word."""
+        return self.report.gate.status if self.report.gate is not None else NOT_MEASURED
+
+
+def judge_all(subjects: Sequence[Subject], options: GateOptions) -> list[Judged]:
+    """Each subject judged; after an interruption the rest is not measured."""
+    judged: list[Judged] = []
+    for subject in subjects:
+        if any(one.report.interrupted for one in judged):
+            judged.append(_not_judged(subject, NOT_MEASURED, "The gate was interrupted before it."))
+        else:
+            judged.append(_judge_safely(subject, options, several=len(subjects) > 1))
+    return judged
+
+
+def _judge_safely(subject: Subject, options: GateOptions, several: bool) -> Judged:
+    """The subject judged; whatever it raises becomes a report that says so."""
+    try:
+        return _judge(subject, options)
+    except AmpDoctorError as error:
+        explain_details(error, options.debug, subject.name if several else "")
+        status = next(status for status, code in EXIT_CODES.items() if code == error.exit_code)
+        return _not_judged(subject, status, reason_of(error))
+    except SystemExit as error:
+        return _not_judged(subject, NOT_MEASURED, exit_words(error))
+    except Exception as error:
+        explain_details(error, options.debug, subject.name if several else "")
+        return _not_judged(subject, NOT_MEASURED, bug_words(error))
+
+
+def _judge(subject: Subject, options: GateOptions) -> Judged:
+    from ampdoctor.api.request import gate_rules_of, policy_of
+    from ampdoctor.diagnose.engine import diagnose
+
+    settings: Config | None = None
+    rules, policy, baseline = GateRules(), Policy(), options.baseline or DEFAULT_BASELINE
+    if subject.config is not None:
+        from ampdoctor.config import load_config
+
+        settings = load_config(subject.config, options.overrides)
+        rules, policy = gate_rules_of(settings), policy_of(settings, today())
+        baseline = options.baseline or settings.path(settings.gate.baseline)
+    sections = read_baseline(baseline)
+    if options.update:
+        check_baseline_writable(baseline)
+    if subject.trace is not None:
+        from ampdoctor.cli.report import read_saved
+
+        trace = read_saved(subject.trace)
+    else:
+        from ampdoctor.cli.scan import run_probe
+
+        assert settings is not None  # a subject has a config or a trace
+        trace = run_probe(settings, options.quiet)
+    report = diagnose(trace, policy, path_from_here(subject.config.absolute()) if subject.config else "")
+    section = section_of(subject.config, trace.environment.title, baseline)
+    shown = path_from_here(baseline.absolute())
+    if options.update and not report.interrupted and report.verdict != "not-measured":
+        known = known_of(report, rules, broken_limits(report, rules))
+        return Judged(subject, evaluate(report, rules, known, shown), baseline, section, known)
+    known_here = None if sections is None or options.update else sections.get(section)
+    judged = evaluate(report, rules, known_here, shown)
+    if sections is not None and known_here is None and not options.update:
+        judged = _with_note(judged, f"{shown} has no section for {section}: everything counts as new.")
+    return Judged(subject, judged)
+
+
+def _not_judged(subject: Subject, status: str, reason: str) -> Judged:
+    config = path_from_here(subject.config.absolute()) if subject.config else ""
+    return Judged(subject, unmeasured(subject.name, reason, status, VERSION, config))
+
+
+def _with_note(report: Report, note: str) -> Report:
+    assert report.gate is not None
+    return replace(report, gate=replace(report.gate, notes=(*report.gate.notes, note)))
