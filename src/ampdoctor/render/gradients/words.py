@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampdoctor.diagnose.wording import count_words, format_name, number, percent, place, scale, short_op
-from ampdoctor.facts.gradient_view import ACTIVATIONS, PARAMETERS
+from ampdoctor.facts.gradient_view import ACTIVATIONS, PARAMETERS, ScaleSeen
 from ampdoctor.facts.loss_scale import GradientTensor, ceiling_of
-from ampdoctor.render.gradients.page import Page
+from ampdoctor.render.gradients.page import Page, exponent_of_power
 
 FITS, UNDERFLOW, OVERFLOW = "FITS", "UNDERFLOW", "OVERFLOW"
+_NOTICEABLE = 0.001
+"""Shares are shown in tenths of a percent."""
 _KINDS = {ACTIVATIONS: "activation gradient", PARAMETERS: "parameter gradient"}
 
 
@@ -107,15 +109,22 @@ def notes(page: Page) -> Iterator[str]:
     view, whole = page.view, page.view.whole
     if page.sweep:
         yield from _source(page)
+        if any(_exceeds_prediction(page, run) for run in view.runs):
+            yield "A run has more zeros than predicted where a zero, made early, spreads on its way back."
         return
     if whole.lost_before:
         yield (
             f"Of the zeros {whole.lost_before:,} came in as zero, where FP32 has a value; "
             f"{whole.flushed:,} are rounded to zero here."
         )
-    apart = f"{whole.structural_zeros:,} zeros that FP32 has too"
-    yield f"Kept apart: {apart}, {view.infs:,} inf, {view.nans:,} NaN."
+    apart = count_words(whole.structural_zeros, "zero")
+    yield f"Kept apart: {apart} that FP32 has too, {view.infs:,} inf, {view.nans:,} NaN."
     yield from _source(page)
+
+
+def _exceeds_prediction(page: Page, run: ScaleSeen) -> bool:
+    point = page.point(exponent_of_power(run.loss_scale)) if run.underflow_fraction is not None else None
+    return point is not None and (run.underflow_fraction or 0.0) > point.underflow_fraction + _NOTICEABLE
 
 
 def _source(page: Page) -> Iterator[str]:
