@@ -6,6 +6,7 @@ import importlib.util
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import yaml
 from torch import nn
 
-from ampdoctor.config import Config
+from ampdoctor.config import Config, load_config
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.report import Report
 from ampdoctor.facts.trace import Pass, Trace
@@ -101,6 +102,12 @@ def run_config(config: Config) -> tuple[Trace, Report]:
     """Trace and report of a config: load, probe, diagnose."""
     trace = probe(load(config), plan_of(config))
     return trace, diagnose(trace)
+
+
+@cache
+def scanned_sample(config: Path) -> tuple[Trace, Report]:
+    """Trace and report of a sample config on a CPU, the same for every test that looks at them."""
+    return run_config(load_config(config, ["precision.device=cpu"]))
 
 
 def run_case(slug: str, emulate: str = "cuda") -> Report:

@@ -37,6 +37,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "jinja2",
         "markupsafe",
     ),
+    "schemas": (
+        *LEAVES,
+        "ampdoctor.schemas",
+        "ampdoctor.diagnose.report",
+        "ampdoctor.config.schema",
+    ),
     "api": (
         *LEAVES,
         "ampdoctor.api",

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ampdoctor.config import load_config
 from ampdoctor.diagnose.rules import RULES
-from case_runner import codes, run_config, warnings_of
+from case_runner import codes, scanned_sample, warnings_of
 
 SAMPLES = Path(__file__).parent.parent / "sample_configs"
 CONFIGS = sorted(SAMPLES.glob("*.yaml"))
@@ -32,13 +31,13 @@ KNOWN = {rule.code for rule in RULES}
 
 @pytest.mark.parametrize("config", [c for c in SICK if promised(c) <= KNOWN], ids=lambda path: path.stem)
 def test_a_sick_sample_shows_the_rule_it_names(config: Path) -> None:
-    _, report = run_config(load_config(config, ["precision.device=cpu"]))
+    _, report = scanned_sample(config)
     assert promised(config) <= codes(report)
 
 
 @pytest.mark.parametrize("config", HEALTHY, ids=lambda path: path.stem)
 def test_a_healthy_sample_is_clean(config: Path) -> None:
-    trace, report = run_config(load_config(config, ["precision.device=cpu"]))
+    trace, report = scanned_sample(config)
     assert (report.verdict, warnings_of(report)) == ("clean", [])
     assert trace.environment.batches == 2
 

@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     Tag,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -61,8 +62,28 @@ def _no_number(value: object) -> object:
     return value
 
 
-Target = Annotated[str, AfterValidator(_check_target)]
-RuleCode = Annotated[str, AfterValidator(_check_code)]
+# the patterns are for editors; the validators know Python's identifiers, and say what is wrong
+_WORD = r"[^\s:.\d][^\s:.]*"
+Target = Annotated[
+    str,
+    AfterValidator(_check_target),
+    WithJsonSchema({"type": "string", "pattern": rf"\S.*:{_WORD}(\.{_WORD})*$"}),
+]
+RuleCode = Annotated[
+    str, AfterValidator(_check_code), WithJsonSchema({"type": "string", "pattern": r"^AMP\d{0,3}$"})
+]
+FailOn = Annotated[
+    str,
+    AfterValidator(_check_fail_on),
+    WithJsonSchema({"anyOf": [{"enum": [*SEVERITIES]}, {"type": "string", "pattern": r"^AMP\d{0,3}$"}]}),
+]
+Device = Annotated[
+    str,
+    AfterValidator(_check_device),
+    WithJsonSchema(
+        {"anyOf": [{"enum": ["auto", "cpu", "cuda"]}, {"type": "string", "pattern": r"^cuda:\d+$"}]}
+    ),
+]
 Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 WholeNumber = Annotated[int, BeforeValidator(_no_bool)]
 
@@ -188,7 +209,7 @@ class PrecisionSection(Section):
     """autocast; half (weights and batch cast to dtype); none (as built)."""
     dtype: Literal["float16", "bfloat16"] = "float16"
     """The low-precision dtype."""
-    device: Annotated[str, AfterValidator(_check_device)] = "auto"
+    device: Device = "auto"
     """auto (a GPU if there is one), cpu, cuda or cuda:1."""
     emulate: Literal["cuda", "none"] = "cuda"
     """What a CPU imitates: cuda (its autocast lists, its rounding) or none (the CPU's own autocast)."""
@@ -266,7 +287,7 @@ class LimitsSection(Section):
 class GateSection(Section):
     """What fails a build."""
 
-    fail_on: list[Annotated[str, AfterValidator(_check_fail_on)]] = Field(default_factory=lambda: ["error"])
+    fail_on: list[FailOn] = Field(default_factory=lambda: ["error"])
     """Severities (that one or a worse) and rule codes that fail the gate."""
     scale_in_window: bool = False
     """Fail where the configured loss scale lies outside the window of scales that work."""
