@@ -63,10 +63,11 @@ def _check(name: str, limits: Sequence[Limit], report: Report) -> Iterator[Check
     figures = list(_figures(name, report)) if limits else []
     for limit in limits:
         spoken_of = [f for f in figures if f.is_meant_by(limit)]
-        if not spoken_of:
+        if not spoken_of and limit.modules:
             yield _unmeasured(limit, f"{limit.key} names nothing that was measured")
         elif all(f.value is None and not f.harmless for f in spoken_of):
-            yield _unmeasured(limit, f"{limit.key}: no {_NOUNS[name]} was measured there")
+            where = " there" if limit.modules else ""
+            yield _unmeasured(limit, f"{limit.key}: no {_NOUNS[name]} was measured{where}")
     broken: list[Check] = []
     for figure in figures:
         fitting = [limit for limit in limits if figure.is_meant_by(limit)]
