@@ -7,9 +7,20 @@ from dataclasses import replace
 
 import pytest
 
+from ampdoctor.diagnose.gate_result import PASSED, WaiverState
 from ampdoctor.diagnose.report import Report
 from ampdoctor.render import FORMATS, MANY, Options
-from hostile import NAMES, REPOSITORY, clean, many, sick, unchecked, without_source
+from hostile import (
+    NAMES,
+    REPOSITORY,
+    clean,
+    failing,
+    gated,
+    many,
+    sick,
+    unchecked,
+    without_source,
+)
 from trace_builder import source
 
 OPTIONS = Options(base=f"{REPOSITORY}/sub", root=REPOSITORY)
@@ -121,6 +132,8 @@ def test_nothing_measured_is_an_error() -> None:
     (command,) = commands(nothing)
     assert command == {
         "level": "error",
+        "file": "healthy.yaml",
+        "line": "1",
         "title": "nothing was measured",
         "message": "healthy.yaml: NOT MEASURED. Nothing ran.",
     }
@@ -134,6 +147,23 @@ def test_what_a_gate_could_not_check_is_an_error() -> None:
         "line": "1",
         "title": "AMP206 a gradient drifts from the reference",
         "message": "fc\nThere is no reference.\nampdoctor explain AMP206",
+    }
+
+
+def test_the_log_says_what_a_gate_says() -> None:
+    assert lines(failing(sick()))[0].startswith("ampdoctor: sub/t5.yaml: gate failed. OVERFLOW in forward.")
+    assert lines(gated(clean(), PASSED))[0].startswith("ampdoctor: healthy.yaml: gate passed. CLEAN.")
+
+
+def test_a_waiver_that_does_nothing_any_more_is_a_warning_at_the_config() -> None:
+    used, expired = (WaiverState("AMP103", "fc", "known", "2027-01-31", s, 1) for s in ("used", "expired"))
+    (command,) = commands(replace(clean(), waivers=(used, expired)))
+    assert command == {
+        "level": "warning",
+        "file": "healthy.yaml",
+        "line": "1",
+        "title": "waiver expired",
+        "message": "AMP103 fc expired on 2027-01-31 (known): what it covered counts again",
     }
 
 

@@ -9,12 +9,25 @@ from dataclasses import replace
 import pytest
 from markdown_it import MarkdownIt
 
+from ampdoctor.diagnose.gate_result import PASSED, UNUSABLE, WaiverState
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.rules import RULES
+from ampdoctor.diagnose.unmeasured import unmeasured
 from ampdoctor.render import FORMATS, MANY, Options
 from ampdoctor.render.markdown_words import code, escaped
 from ampdoctor.render.rule_page import first_paragraph, page_markdown
-from hostile import NAMES, REPOSITORY, clean, many, sick, without_source
+from hostile import (
+    NAMES,
+    REPOSITORY,
+    accepted,
+    clean,
+    failing,
+    gated,
+    many,
+    sick,
+    unchecked,
+    without_source,
+)
 
 OPTIONS = Options(base=f"{REPOSITORY}/sub", root=REPOSITORY)
 
@@ -80,6 +93,51 @@ def test_several_reports_begin_with_a_table_of_them() -> None:
         "## ampdoctor: `sub/t5.yaml`\n"
     )
     assert document.endswith(FORMATS["markdown"](clean("a.yaml"), OPTIONS))
+
+
+def test_a_gates_word_comes_after_the_verdict() -> None:
+    gone = replace(failing(sick()), waivers=(WaiverState("AMP103", "a|b", "known", "", "unused", 0),))
+    gone = replace(gone, gate=replace(gone.gate, gone=("AMP101 in fc",), notes=("CUDA was emulated.",)))
+    before, _, rest = FORMATS["markdown"](gone, OPTIONS).partition("\n\n**Gate ")
+    assert before.endswith("blocks.1.ff.wo leaves the FP16 range; FP32 is fine.")
+    assert rest.partition("\n\ntorch 2.13.0")[0].splitlines() == [
+        "failed**: 1 check",
+        "",
+        "- AMP101 forward overflow: 1 is too many · `blocks.1.ff.wo` · `src/model.py:33`",
+        "- gone since the baseline: AMP101 in fc",
+        r"- waiver AMP103 a\|b matches nothing (known): take it out",
+        "- CUDA was emulated.",
+    ]
+
+
+def test_what_a_gate_could_not_check_is_counted() -> None:
+    assert "\n**Gate not measured**: 1 limit could not be checked\n" in FORMATS["markdown"](
+        unchecked(), OPTIONS
+    )
+
+
+def test_the_table_of_a_gate_says_which_passed() -> None:
+    document = MANY["markdown"]([failing(sick()), gated(clean("a.yaml"), PASSED)], OPTIONS)
+    assert document.splitlines()[2:6] == [
+        "| Scanned | Gate | Verdict | Errors | Warnings | First fault |",
+        "| --- | --- | --- | ---: | ---: | --- |",
+        "| `sub/t5.yaml` | **failed** | forward-overflow | 1 | 0 | `blocks.1.ff.wo` |",
+        "| `a.yaml` | **passed** | clean | 0 | 0 |  |",
+    ]
+
+
+def test_an_accepted_finding_says_why() -> None:
+    document = FORMATS["markdown"](accepted(), OPTIONS)
+    assert "\n- waived AMP101 blocks.1.ff.wo: The exact value is 66,246; FP16 ends" in document
+    assert "Accepted: known since May\n" in document
+
+
+def test_what_was_not_measured_has_no_figures() -> None:
+    report = unmeasured("t5.yaml", "There is no config file.", UNUSABLE, "0.1.0")
+    assert FORMATS["markdown"](report, OPTIONS) == (
+        "## ampdoctor: `t5.yaml`\n\n**NOT MEASURED.** There is no config file.\n\n**Gate not run**\n\n"
+        "Not seen: anything.\n"
+    )
 
 
 def test_one_report_needs_no_table() -> None:

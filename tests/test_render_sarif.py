@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from ampdoctor.diagnose.gate_result import WaiverState
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.facts.site import Site
@@ -274,6 +275,16 @@ def test_what_a_gate_could_not_check_is_a_result() -> None:
     (result,) = results(unchecked())
     assert (result["ruleId"], result["level"]) == ("AMP206", "error")
     assert result["message"]["text"] == "fc: There is no reference."
+
+
+def test_a_waiver_that_does_nothing_any_more_is_told(validator: jsonschema.Draft4Validator) -> None:
+    report = replace(clean(), waivers=(WaiverState("AMP103", "fc", "known", "", "unused", 0),))
+    notes = log(report)["runs"][0]["invocations"][0]["toolExecutionNotifications"]
+    assert notes[-1] == {
+        "level": "warning",
+        "message": {"text": "Waiver AMP103 fc matches nothing (known): take it out."},
+    }
+    assert list(validator.iter_errors(log(report))) == []
 
 
 def test_one_report_is_rendered_like_several() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.wording import count_words, listing, place
+from ampdoctor.render.findings_text import waiver_words
+from ampdoctor.render.gate_markdown import STATUS_WORDS
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import Place, place_of, source_words, subject
 from ampdoctor.render.problems import Problem, problems_of
@@ -22,18 +24,31 @@ def render(report: Report, options: Options) -> str:
 
 def render_many(reports: Sequence[Report], options: Options) -> str:
     """A line of log per report, then workflow commands for the ten worst problems of them all."""
-    lines = [plain(f"ampdoctor: {subject(report, options)}: {report.sentence}") for report in reports]
+    lines = [_log_line(report, options) for report in reports]
     commands = [_unmeasured(report, options) for report in reports if report.verdict == "not-measured"]
     commands += _commands(reports, options)
+    commands += [command for report in reports for command in _waivers(report, options)]
     lines += commands[:MOST]
     if len(commands) > MOST:
         lines.append(f"ampdoctor: {count_words(len(commands) - MOST, 'finding')} more in the job's summary")
     return "\n".join(lines) + "\n"
 
 
+def _log_line(report: Report, options: Options) -> str:
+    gate = f"gate {STATUS_WORDS[report.gate.status]}. " if report.gate is not None else ""
+    return plain(f"ampdoctor: {subject(report, options)}: {gate}{report.sentence}")
+
+
+def _waivers(report: Report, options: Options) -> list[str]:
+    """A warning at the config for each of its waivers that does nothing any more."""
+    idle = (waiver for waiver in report.waivers if waiver.state != "used")
+    at = place_of(None, report, options)
+    return [_command("warning", f"waiver {w.state}", plain(waiver_words(w)), at) for w in idle]
+
+
 def _unmeasured(report: Report, options: Options) -> str:
     message = plain(f"{subject(report, options)}: {report.sentence}")
-    return _command("error", "nothing was measured", message, None)
+    return _command("error", "nothing was measured", message, place_of(None, report, options))
 
 
 def _commands(reports: Sequence[Report], options: Options) -> list[str]:

@@ -11,6 +11,8 @@ from rich.text import Text
 from ampdoctor.diagnose.report import Finding, FirstFault, Report
 from ampdoctor.diagnose.wording import count_words, listing, number, place, scale
 from ampdoctor.render.fault_text import fault_rows
+from ampdoctor.render.findings_text import accepted_words
+from ampdoctor.render.gate_markdown import STATUS_WORDS, gate_lines
 from ampdoctor.render.layers_text import absmax_cell, gradient_cell, headroom_cell, underflow_cell
 from ampdoctor.render.loss_scale_text import judgement, window_lines
 from ampdoctor.render.markdown_words import cell_code, code, escaped, table
@@ -34,21 +36,24 @@ def render_many(reports: Sequence[Report], options: Options) -> str:
     """A table with a row per report, then each report; one report is shown as it is."""
     if len(reports) == 1:
         return render(reports[0], options)
+    gated = any(report.gate is not None for report in reports)
     overview = table(
-        ("Scanned", "Verdict", "Errors", "Warnings", "First fault"),
-        (_overview(report, options) for report in reports),
-        "llrrl",
+        ("Scanned", *(("Gate",) if gated else ()), "Verdict", "Errors", "Warnings", "First fault"),
+        (_overview(report, options, gated) for report in reports),
+        "llrrl" if not gated else "lllrrl",
     )
     lines = [f"## ampdoctor: {count_words(len(reports), 'scan')}", "", *overview]
     return "\n".join(lines) + "\n\n" + "\n".join(render(report, options) for report in reports)
 
 
-def _overview(report: Report, options: Options) -> tuple[str, ...]:
+def _overview(report: Report, options: Options, gated: bool) -> tuple[str, ...]:
     severities = [finding.severity for finding in report.findings]
     fault = report.first_fault
     where = cell_code(fault.tensor or place(fault.module)) if fault else ""
     counts = (str(severities.count(severity)) for severity in ("error", "warning"))
-    return (cell_code(subject(report, options)), escaped(report.verdict), *counts, where)
+    status = f"**{STATUS_WORDS[report.gate.status]}**" if report.gate is not None else ""
+    gate = (status,) if gated else ()
+    return (cell_code(subject(report, options)), *gate, escaped(report.verdict), *counts, where)
 
 
 def _document(report: Report, options: Options) -> Iterator[str]:
@@ -56,8 +61,12 @@ def _document(report: Report, options: Options) -> Iterator[str]:
     yield f"## ampdoctor: {code(subject(report, options))}"
     yield ""
     yield f"**{escaped(head + dot.rstrip())}** {escaped(rest)}".rstrip()
-    yield ""
-    yield escaped(environment_words(report.environment, options))
+    if report.gate is not None:
+        yield ""
+        yield from gate_lines(report, report.gate, options)
+    if facts := environment_words(report.environment, options):
+        yield ""
+        yield escaped(facts)
     if report.first_fault is not None:
         yield ""
         yield from _fault(report.first_fault, options)
@@ -106,7 +115,7 @@ def _run_up(report: Report) -> list[str]:
 def _losses(report: Report) -> Iterator[str]:
     """The losses and what is known of loss scales, as a list."""
     lines = [f"**Loss** {_spaced(loss_words(report))}"] if report.losses else []
-    if not report.environment.forward_only:
+    if report.passes and not report.environment.forward_only:
         lines.append(
             f"**Loss scale** configured {scale(report.loss_scale.configured)}: {escaped(judgement(report))}"
         )
@@ -129,12 +138,14 @@ def _findings(report: Report, options: Options) -> Iterator[str]:
     if len(urgent) > _MOST_FINDINGS:
         yield ""
         yield f"And {len(urgent) - _MOST_FINDINGS} more: the JSON report lists all."
+    accepted = [accepted_words(f, f.accepted).plain for f in report.findings if f.accepted is not None]
     by_code: dict[str, list[Finding]] = {}
     for finding in report.findings:
-        if finding.severity == "info":
+        if finding.severity == "info" and finding.accepted is None:
             by_code.setdefault(finding.code, []).append(finding)
-    if by_code:
+    if accepted or by_code:
         yield ""
+    yield from (f"- {escaped(words)}" for words in accepted[:_MOST_FINDINGS])
     for group in by_code.values():
         first = group[0]
         if len(group) == 1:

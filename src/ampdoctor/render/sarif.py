@@ -17,6 +17,7 @@ from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.wording import place, short_op
 from ampdoctor.facts.site import Source
 from ampdoctor.facts.store import to_json
+from ampdoctor.render.findings_text import waiver_words
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import Place, place_of, repository_file, subject
 from ampdoctor.render.problems import Problem, problems_of
@@ -99,6 +100,11 @@ def _invocation(report: Report, doubts: Sequence[Problem]) -> Json:
             "associatedRule": {"id": doubt.code, "index": _RULE_INDEX[doubt.code]},
         }
         for doubt in doubts
+    ]
+    notifications += [
+        {"level": "warning", "message": {"text": plain(f"Waiver {waiver_words(waiver)}.")}}
+        for waiver in report.waivers
+        if waiver.state != "used"
     ]
     measured = report.verdict != "not-measured" and not report.interrupted
     if not measured:
