@@ -151,9 +151,9 @@ def _module(row: LayerRow) -> str:
 
 
 def _rounded(name: str, value: float | None) -> float | None:
-    """Bits to a tenth, shares to a tenth of a percent, small shares to two digits."""
+    """Bits to a tenth, shares of a gradient to a tenth of a percent, those of a tensor to three digits."""
     if value is None:
         return None
     if name.endswith("_bits") or name == "scale_in_window":
         return round(value, 1)
-    return float(f"{value:.2g}") if value < 0.01 and name == "share" else round(value, 3)
+    return float(f"{value:.3g}") if name == "share" else round(value, 3)

@@ -1,0 +1,426 @@
+"""Baselines: the file, what makes a finding the same one, and what counts as worse."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampdoctor.cli.baselines import section_of
+from ampdoctor.diagnose.baseline import Known, KnownLayer, KnownLimit, key_of, known_of
+from ampdoctor.diagnose.baseline_file import BaselineError, dump, parse
+from ampdoctor.diagnose.engine import diagnose
+from ampdoctor.diagnose.gate import broken_limits, evaluate
+from ampdoctor.diagnose.gate_result import Accepted, GateResult
+from ampdoctor.diagnose.gate_rules import GateRules, Limit
+from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.report import Finding, LossScale, Report
+from ampdoctor.diagnose.waivers import Waiver
+from ampdoctor.facts.site import Site, Source
+from ampdoctor.facts.trace import Birth
+from trace_builder import (
+    birth,
+    candidate,
+    environment,
+    module,
+    parameter,
+    record,
+    reference,
+    source,
+    trace,
+)
+
+
+def overflow(*births: Birth, policy: Policy | None = None) -> Report:
+    """Overflows in forward; the loss and the gradient are NaN."""
+    sick = candidate(
+        loss=math.nan,
+        parameters=(parameter("w", nan=100, absmax=None),),
+        sites=(record("fc", "aten::mm", 0, 4094.0),),
+    )
+    return diagnose(trace(births=births, passes=(reference(), sick)), policy or Policy())
+
+
+def layer(bits: float, underflow: int = 0) -> Report:
+    """A clean scan; fc has ``bits`` of headroom, and its backward zeroes that many of 1000 elements."""
+    sites = (
+        record("fc", "aten::mm", 0, 65504 / 2**bits),
+        record("fc", "aten::_to_copy", 5, 1.0, "backward", numel=1000, flushed=underflow, zeros=underflow),
+    )
+    return diagnose(trace(passes=(reference(), candidate(sites=sites))))
+
+
+def known(report: Report, rules: GateRules | None = None) -> Known:
+    rules = rules or GateRules()
+    return known_of(report, rules, broken_limits(report, rules))
+
+
+def against(before: Report, now: Report, rules: GateRules | None = None) -> GateResult:
+    """The gate on ``now``, where everything in ``before`` is accepted."""
+    rules = rules or GateRules()
+    gate = evaluate(now, rules, known(before, rules), "b.json").gate
+    assert gate is not None
+    return gate
+
+
+def failures(gate: GateResult) -> list[tuple[str, str, str]]:
+    return [(c.name, c.module, c.by) for c in gate.checks]
+
+
+# ---------------------------------------------------------------- the file
+
+
+TEXT = """\
+{
+  "schema": "ampdoctor.baseline/1",
+  "configs": {
+    "a.yaml": {
+      "run": {"device": "cpu", "emulates": "cuda", "mode": "autocast", "dtype": "float16", \
+"loss_scale": 65536.0, "torch": "2.13.0"},
+      "findings": [
+        {"code": "AMP101", "module": "blocks.1.ff.wo", "op": "aten::mm", "line": "return self.wo(h)", \
+"severity": "error", "places": 1, "overflow_bits": 0.0, "share": 0.0117}
+      ],
+      "limits": [
+        {"limit": "headroom_bits", "subject": "fc", "measured": 4.0}
+      ],
+      "layers": {
+        "fc": {"headroom_bits": 4.0}
+      }
+    },
+    "b.yaml": {
+      "run": {"device": "cpu", "emulates": "cuda", "mode": "autocast", "dtype": "float16", \
+"loss_scale": 65536.0, "torch": "2.13.0"},
+      "findings": [],
+      "limits": [],
+      "layers": {
+        "fc": {"headroom_bits": 2.3, "underflow": 0.25}
+      }
+    }
+  }
+}
+"""
+"""log2(66246.1 / 65504) is 0.016; 18 of 1536 elements are bad; 65504 / 4094 is 16; 250 of 1000 are zeroed."""
+
+
+def sections() -> dict[str, Known]:
+    sick = known(overflow(birth()), GateRules(limits=(Limit("headroom_bits", "fc", 5.0),)))
+    return {"b.yaml": known(layer(2.345, underflow=250)), "a.yaml": sick}
+
+
+def test_the_file_is_sorted_rounded_and_has_a_line_for_each_finding_and_layer() -> None:
+    assert dump(sections()) == TEXT
+
+
+def test_what_is_written_is_read_back() -> None:
+    assert parse(TEXT) == sections()
+
+
+def test_the_order_of_findings_is_that_of_their_keys_not_of_the_run() -> None:
+    first, second = birth("b", id=0), birth("a", id=1, order=11)
+    assert [f.module for f in known(overflow(first, second)).findings] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<<<<<<< HEAD\n{}", "it holds no readable JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("[]", 'it is no baseline ("ampdoctor.baseline/1" was expected): it has no "schema"'),
+        (
+            '{"schema": "ampdoctor.trace/1"}',
+            'it is no baseline ("ampdoctor.baseline/1" was expected): its "schema" is \'ampdoctor.trace/1\'',
+        ),
+        (
+            '{"schema": "ampdoctor.baseline/2"}',
+            'it is of another version ("ampdoctor.baseline/2"); this ampdoctor reads "ampdoctor.baseline/1"',
+        ),
+        ('{"schema": "ampdoctor.baseline/1"}', 'it is damaged: it has no "configs"'),
+        (
+            '{"schema": "ampdoctor.baseline/1", "configs": {"a.yaml": {}}}',
+            'it is damaged: configs."a.yaml": run is missing',
+        ),
+        (
+            TEXT.replace('"headroom_bits": 2.3', '"headroom_bits": "much"'),
+            'it is damaged: configs."b.yaml": layers.fc.headroom_bits should be a number, not a string',
+        ),
+    ],
+    ids=["merge conflict", "foreign", "a trace", "newer", "no configs", "no run", "wrong type"],
+)
+def test_a_file_that_cannot_be_used_says_why(text: str, reason: str) -> None:
+    with pytest.raises(BaselineError) as refused:
+        parse(text)
+    assert str(refused.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("config", "baseline", "section"),
+    [
+        ("a.yaml", "ampdoctor-baseline.json", "a.yaml"),
+        ("configs/a.yaml", "configs/ampdoctor-baseline.json", "a.yaml"),
+        ("configs/a.yaml", "ampdoctor-baseline.json", "configs/a.yaml"),
+        ("a.yaml", "ci/baseline.json", "../a.yaml"),
+        (None, "ampdoctor-baseline.json", "title"),
+    ],
+)
+def test_a_section_is_named_by_the_configs_path_from_the_file(
+    config: str | None, baseline: str, section: str
+) -> None:
+    assert section_of(Path(config) if config else None, "title", Path(baseline)) == section
+
+
+# ---------------------------------------------------------------- the same finding
+
+
+def finding(**changes: Any) -> Finding:
+    (found,) = [f for f in overflow(birth(**changes)).findings if f.code == "AMP101"]
+    return found
+
+
+def line_of(text: str, line: int = 33, function: str = "forward", file: str = "model.py") -> Source:
+    return Source(file, line, text, function)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": source(line=90)},
+        {"source": line_of("return  self.wo(h)  ")},
+        {"source": line_of("return self.wo(h)", file="moved.py", function="helper")},
+        {"site": Site("forward", "blocks.1.ff.wo", "aten::mm", 7)},
+        {"order": 99, "index": (1, 1, 1), "batch": 0},
+    ],
+    ids=["moved line", "other spaces", "moved to a helper", "renumbered call", "another element"],
+)
+def test_what_leaves_a_finding_the_one_it_was(changes: dict[str, Any]) -> None:
+    assert key_of(finding(**changes)) == key_of(finding())
+    gate = against(overflow(birth()), overflow(birth(**changes)))
+    assert (gate.status, gate.gone) == ("passed", ())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"module": "blocks.2.ff.wo"},
+        {"op": "aten::add"},
+        {"source": line_of("return self.wo(2 * h)")},
+    ],
+    ids=["module", "op", "line"],
+)
+def test_what_makes_a_finding_a_new_one(changes: dict[str, Any]) -> None:
+    gate = against(overflow(birth()), overflow(birth(**changes)))
+    assert gate.status == "failed"
+    assert [c.name for c in gate.checks] == ["finding"]
+    assert gate.gone == ("AMP101 in blocks.1.ff.wo (return self.wo(h))",)
+
+
+def test_a_line_whose_text_is_not_known_is_told_by_its_function() -> None:
+    assert key_of(finding(source=line_of(""))) == ("AMP101", "blocks.1.ff.wo", "aten::mm", "forward")
+    assert key_of(finding(source=None)) == ("AMP101", "blocks.1.ff.wo", "aten::mm", "")
+
+
+def test_a_known_finding_passes_and_is_information_in_every_format() -> None:
+    report = evaluate(overflow(birth()), GateRules(), known(overflow(birth())), "b.json")
+    assert report.gate is not None
+    assert (report.gate.status, report.gate.accepted, report.gate.baseline) == ("passed", 1, "b.json")
+    (found,) = [f for f in report.findings if f.code == "AMP101"]
+    assert (found.severity, found.accepted) == ("info", Accepted("baseline", "error"))
+
+
+def test_a_new_finding_next_to_a_known_one_fails() -> None:
+    now = overflow(birth(), birth("blocks.2.ff.wo", id=1, order=11))
+    gate = against(overflow(birth()), now)
+    assert [(c.name, c.module) for c in gate.checks] == [("finding", "blocks.2.ff.wo")]
+    assert gate.accepted == 1
+
+
+def test_a_new_warning_fails_where_warnings_fail() -> None:
+    clean, thin = layer(3.0), layer(0.5)
+    rules = GateRules(fail_on=("warning",), allow_headroom_loss=9)
+    assert failures(against(clean, thin, rules)) == [("finding", "fc", "0.5 bits left, 1 asked for")]
+    assert against(clean, thin, GateRules(allow_headroom_loss=9)).status == "passed"
+
+
+# ---------------------------------------------------------------- a worse one
+
+KNOWN: dict[str, Any] = {"exact_value": 2 * 65504.0, "count": 16}
+"""One bit past the end, in 16 of 1536 elements."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "by"),
+    [
+        ({"exact_value": 2**1.5 * 65504.0}, ""),
+        ({"exact_value": 2**1.6 * 65504.0}, "1.6 bits past the format's end instead of 1.0"),
+        ({"count": 32}, ""),
+        ({"count": 48}, "in 3.1 % of the elements instead of 1.0 %"),
+        ({"exact_value": 1.1 * 65504.0, "count": 1}, ""),
+    ],
+    ids=["half a bit further", "more than that", "twice the elements", "more than that", "better"],
+)
+def test_a_known_overflow_that_grew_fails(changes: dict[str, Any], by: str) -> None:
+    gate = against(overflow(birth(**KNOWN)), overflow(birth(**(KNOWN | changes))))
+    assert failures(gate) == ([("worse", "blocks.1.ff.wo", by)] if by else [])
+
+
+def test_the_same_line_in_more_places_fails() -> None:
+    """Two findings that differ in their line number only."""
+    twice = overflow(birth(), birth(id=1, order=11, source=source(line=50)))
+    gate = against(overflow(birth()), twice)
+    assert failures(gate) == [("worse", "blocks.1.ff.wo", "in 2 places instead of 1")]
+    assert against(twice, twice).status == "passed"
+    assert against(twice, overflow(birth())).status == "passed"
+
+
+def test_a_finding_that_weighs_more_fails() -> None:
+    """One lost gradient: a warning next to an overflow, an error where it is the verdict."""
+    report = overflow(birth())
+    as_warning = replace(
+        report, findings=tuple(replace(f, severity="warning") for f in report.findings if f.code == "AMP101")
+    )
+    gate = against(as_warning, report)
+    assert failures(gate) == [("worse", "blocks.1.ff.wo", "error instead of warning")]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "worse", "by"),
+    [
+        ({"lost_fraction": 0.3}, {"lost_fraction": 0.4}, "40.0 % of the gradient lost instead of 30.0 %"),
+        ({"relative_error": {"w": 0.3}}, {"relative_error": {"w": 0.5}}, "50.0 % off FP32 instead of 30.0 %"),
+        (
+            {"configured": 8.0, "window": [1.0, 4.0]},
+            {"configured": 16.0, "window": [1.0, 4.0]},
+            "2.0 bits outside the window instead of 1.0",
+        ),
+        ({"headroom_bits": 0.9}, {"headroom_bits": 0.3}, "0.3 bits of headroom instead of 0.9"),
+    ],
+    ids=["lost gradient", "drift", "loss scale", "headroom"],
+)
+def test_every_measure_of_a_finding_counts(evidence: dict[str, Any], worse: dict[str, Any], by: str) -> None:
+    report = overflow(birth())
+    before = replace(report, findings=(replace(finding(), evidence=evidence),))
+    now = replace(report, findings=(replace(finding(), evidence=worse),))
+    assert [c.by for c in against(before, now).checks] == [by]
+    assert against(now, before).status == "passed"
+
+
+# ---------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "by"),
+    [
+        (4.0, 3.5, ""),
+        (4.0, 3.4, "0.6 bits lost, 0.5 allowed"),
+        (4.0, 6.0, ""),
+    ],
+    ids=["as much as allowed", "more", "gained"],
+)
+def test_headroom_lost_against_the_baseline(before: float, now: float, by: str) -> None:
+    gate = against(layer(before), layer(now))
+    assert failures(gate) == ([("headroom_loss", "fc", by)] if by else [])
+
+
+def test_a_loss_of_headroom_is_a_finding_in_every_format() -> None:
+    report = evaluate(layer(3.0), GateRules(), known(layer(4.0)), "b.json")
+    found = report.findings[0]
+    assert (found.code, found.severity, found.module) == ("AMP103", "error", "fc")
+    assert found.message == ("3.0 bits of headroom, 4.0 in the baseline: 1.0 bits lost, 0.5 allowed.")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "by"),
+    [(100, 150, ""), (100, 160, "6.0 % more, 5.0 % allowed"), (100, 0, "")],
+    ids=["as much as allowed", "more", "less"],
+)
+def test_underflow_gained_against_the_baseline(before: int, now: int, by: str) -> None:
+    gate = against(layer(9, before), layer(9, now))
+    assert failures(gate) == ([("underflow_gain", "fc", by)] if by else [])
+
+
+def test_a_waiver_covers_lost_headroom() -> None:
+    sites = (record("fc", "aten::mm", 0, 65504 / 8),)
+    passes = (reference(), candidate(sites=sites))
+    now = diagnose(trace(passes=passes), Policy(waivers=(Waiver("AMP103", "fc", "wider now"),)))
+    gate = against(layer(4.0), now)
+    assert (gate.status, gate.accepted) == ("passed", 1)
+
+
+def test_layers_that_are_new_or_gone_fail_nothing() -> None:
+    before = replace(known(layer(4.0)), layers={"old": KnownLayer(9.0), "fc": KnownLayer(4.0)})
+    gate = evaluate(layer(4.0), GateRules(), before, "b.json").gate
+    assert gate is not None
+    assert (gate.status, gate.gone) == ("passed", ("1 layer: old",))
+
+
+# ---------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize(("now", "status"), [(1.5, "passed"), (1.1, "passed"), (0.9, "failed")])
+def test_a_limit_that_was_broken_already_may_not_get_worse(now: float, status: str) -> None:
+    rules = GateRules(limits=(Limit("headroom_bits", "", 2.0),))
+    assert against(layer(1.5), layer(now), rules).status == status
+
+
+def test_a_limit_that_was_kept_and_is_broken_now_fails() -> None:
+    rules = GateRules(limits=(Limit("headroom_bits", "", 2.0),), allow_headroom_loss=9)
+    assert failures(against(layer(2.5), layer(1.5), rules)) == [("headroom_bits", "fc", "0.5 bits short")]
+
+
+def test_a_limit_that_could_not_be_checked_before_need_not_be_now() -> None:
+    rules = GateRules(scale_in_window=True)
+    assert known(layer(4.0), rules).limits == (KnownLimit("scale_in_window", ""),)
+    assert against(layer(4.0), layer(4.0), rules).status == "passed"
+
+
+def test_no_window_then_and_no_window_now() -> None:
+    rules = GateRules(scale_in_window=True)
+    report = replace(layer(4.0), loss_scale=LossScale(configured=1.0, searched=True))
+    assert parse(dump({"a": known(report, rules)}))["a"].limits[0].measured == math.inf
+    assert against(report, report, rules).status == "passed"
+
+
+def test_a_limit_that_is_kept_again_is_gone() -> None:
+    rules = GateRules(limits=(Limit("headroom_bits", "", 2.0),))
+    assert against(layer(1.5), layer(3.0), rules).gone == ("headroom_bits of fc, which is kept now",)
+
+
+# ---------------------------------------------------------------- what is not in it
+
+
+def test_waived_findings_and_information_are_not_written_down() -> None:
+    policy = Policy(waivers=(Waiver("AMP101", "*", "known"),))
+    assert known(overflow(birth(), policy=policy)).findings == ()
+
+
+def test_a_layer_that_overflows_has_no_headroom_to_write_down() -> None:
+    sites = (record("blocks.1.ff.wo", "aten::mm", 0, 65000.0, inf=1), record("fc", "aten::mm", 1, 4094.0))
+    report = diagnose(
+        trace(
+            modules=(module("blocks.1.ff.wo"), module("fc")),
+            births=(birth(),),
+            passes=(reference(), candidate(loss=math.nan, sites=sites)),
+        )
+    )
+    assert known(report).layers == {"fc": KnownLayer(4.0)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"torch_version": "2.14.0+cpu"}, "The baseline was measured with torch 2.13.0."),
+        (
+            {"device": "cuda:0", "emulates": None, "loss_scale": 1024.0},
+            "The baseline was measured with cpu, emulating CUDA, loss scale 65,536.",
+        ),
+        ({"dtype": "bfloat16"}, "The baseline was measured with FP16 autocast."),
+    ],
+    ids=["the same", "another torch", "a GPU and another scale", "another format"],
+)
+def test_a_baseline_from_elsewhere_is_said_to_be(changes: dict[str, Any], words: str) -> None:
+    now = replace(layer(4.0), environment=environment(**changes))
+    gate = against(layer(4.0), now)
+    assert [note for note in gate.notes if "baseline" in note] == ([words] if words else [])
