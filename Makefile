@@ -33,7 +33,7 @@ samples: $(VENV)/.user
 	done
 
 picture: $(VENV)/.user
-	$(BIN)/python docs/make_picture.py $(DEMO) docs/report.svg
+	$(BIN)/python docs/make_picture.py docs
 
 # The JSON Schemas that are shipped; tests/test_schemas.py fails where the code has moved on.
 schemas: $(VENV)/.user
