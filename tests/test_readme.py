@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from ampdoctor.config import Config, schema
 from ampdoctor.diagnose.rules import RULES
+from ampdoctor.render import FORMATS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -27,8 +28,17 @@ def test_every_rule_is_in_the_table() -> None:
 def test_every_command_is_in_the_table() -> None:
     from ampdoctor.cli.main import app
 
-    listed = re.findall(r"^\| `([a-z-]+)[^`]*` \|", README, re.MULTILINE)
-    assert set(listed) == {command.name for command in app.registered_commands}
+    assert _table("Commands") == {command.name for command in app.registered_commands}
+
+
+def test_every_format_is_in_the_table() -> None:
+    assert _table("Formats") == set(FORMATS)
+
+
+def _table(section: str) -> set[str]:
+    """The names in the first column of a section's table."""
+    _, _, text = README.partition(f"\n## {section}\n")
+    return set(re.findall(r"^\| `([a-z-]+)[^`]*` \|", text.partition("\n## ")[0], re.MULTILINE))
 
 
 def test_the_config_in_the_readme_is_valid() -> None:
