@@ -200,6 +200,10 @@ def test_explain_runs_without_torch() -> None:
     assert "AMP101" in run_without_torch("explain", "AMP101")
 
 
+def test_schema_runs_without_torch() -> None:
+    assert '"seed"' in run_without_torch("schema", "config")
+
+
 def test_report_runs_without_torch(tmp_path: Path) -> None:
     trace, _ = run_config(load_config(PACKAGE.parent.parent / "sample_configs" / "t5_ffn_overflow.yaml"))
     write_trace(trace, tmp_path / "trace.json")

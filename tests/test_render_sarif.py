@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,9 +19,11 @@ from ampdoctor.diagnose.rules import RULES
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import ZeroOrigin
 from ampdoctor.render import FORMATS, MANY, Options
+from case_runner import scanned_sample
 from hostile import NAMES, REPOSITORY, accepted, clean, many, report_of, sick, unchecked, without_source
 from trace_builder import birth, module, source, step
 
+SAMPLES = sorted((Path(__file__).parent.parent / "sample_configs").glob("*.yaml"))
 OPTIONS = Options(base=f"{REPOSITORY}/sub", root=REPOSITORY)
 
 
@@ -77,6 +80,16 @@ def test_it_is_valid_against_the_published_schema(
     validator: jsonschema.Draft4Validator, report: Report
 ) -> None:
     assert [error.message for error in validator.iter_errors(log(report))] == []
+
+
+@pytest.mark.parametrize("config", SAMPLES, ids=lambda path: path.stem)
+def test_every_samples_log_is_valid(validator: jsonschema.Draft4Validator, config: Path) -> None:
+    _, report = scanned_sample(config)
+    options = Options(root=str(SAMPLES[0].parent.parent))
+    document = log(replace(report, config=str(config)), options=options)
+    assert [error.message for error in validator.iter_errors(document)] == []
+    for result in document["runs"][0]["results"]:
+        assert physical(result)["artifactLocation"]["uri"].startswith("sample_configs/")
 
 
 @pytest.mark.parametrize("report", ALL, ids=lambda report: "")
