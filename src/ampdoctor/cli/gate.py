@@ -135,5 +135,5 @@ def _reason(one: Judged) -> str:
         return f"{named}{check.message}{more}"
     at = source_place(check.source)
     where = f"{check.subject or place('')}{f' ({at})' if at else ''}"
-    by = f": {check.by}" if check.by else ""
-    return f"{named}{check.code} {check.title}, {where}{by}{more}"
+    by = check.by or check.message.partition(". ")[0].rstrip(".")
+    return f"{named}{check.code} {check.title}, {where}: {by}{more}"

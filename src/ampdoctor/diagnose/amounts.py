@@ -23,8 +23,8 @@ def amounts(finding: Finding) -> dict[str, float]:
     """{what: how much} for what this finding has a measure of, not rounded.
 
     ``overflow_bits`` past the end of the format; ``headroom_bits`` left; ``share`` of the tensor's elements
-    that are bad; ``lost`` of the gradient; ``drift``, the worst relative error; ``scale_bits`` outside the
-    window.
+    that are bad, or of the updates that are lost; ``lost`` of the gradient; ``drift``, the worst relative
+    error; ``scale_bits`` outside the window.
     """
     evidence = finding.evidence
     found = {
@@ -46,6 +46,8 @@ def by_how_much(finding: Finding) -> str:
         return f"{bits:.1f} bits past {end}" if bits >= 1 else f"{percent(2**bits - 1)} past {end}"
     if HEADROOM in known:
         return f"{known[HEADROOM]:.1f} bits left, {evidence.get('limit_bits', 0):g} asked for"
+    if "swallowed" in evidence and SHARE in known:
+        return f"{evidence['swallowed']:,} of {count_words(evidence['moved'], 'update')} lost"
     if SHARE in known:
         what = "NaN" if evidence.get("value") == "nan" else "inf"
         return f"{evidence['count']:,} of {count_words(evidence['numel'], 'element')} {what}"
@@ -77,7 +79,7 @@ def _overflow(evidence: Mapping[str, Any]) -> float | None:
 
 def _share(evidence: Mapping[str, Any]) -> float | None:
     count, numel = evidence.get("count"), evidence.get("numel")
-    return count / numel if count and numel else None
+    return count / numel if count and numel else _number(evidence.get("share"))
 
 
 def _drift(errors: Any) -> float | None:

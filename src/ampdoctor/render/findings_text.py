@@ -42,7 +42,7 @@ def waivers_section(waivers: Sequence[WaiverState]) -> Group:
 
 def waiver_words(waiver: WaiverState) -> str:
     """``AMP103 decoder.* expired on 2027-01-31 (fp32 head planned): what it covered counts again``"""
-    name = f"{waiver.code} {waiver.module}"
+    name = f"{waiver.code} {waiver.module or place('')}"
     if waiver.state == "used":
         return f"{name} holds ({waiver.reason})"
     if waiver.state == "unused":
@@ -71,7 +71,7 @@ def accepted_words(finding: Finding, accepted: Accepted) -> Text:
     word = "waived" if accepted.by == "waiver" else "known"
     until = f" until {accepted.expires}" if accepted.expires else ""
     reason = f" Accepted{until}: {accepted.reason}" if accepted.reason else ""
-    where = f"{place(finding.module)}: " if finding.module else ""
+    where = f"{place(finding.module)}: " if finding.module or finding.op else ""
     return words((f"{word} {finding.code}", _STYLES["info"]), f" {where}{finding.message}{reason}")
 
 
