@@ -22,10 +22,11 @@ _COLORS = {ZERO: "#c0392b", SUBNORMAL: "#d68910", NORMAL: "#1e8449", OVERFLOW: "
 _TINTS = {ZERO: "#fbeceb", SUBNORMAL: "#fdf4e3", NORMAL: "#edf7f0", OVERFLOW: "#f4ecf7"}
 _NAMES = {ZERO: "becomes zero", SUBNORMAL: "subnormal", NORMAL: "normal", OVERFLOW: "overflow"}
 _INK, _GREY = "#222222", "#777777"
-_COLUMNS = 96
+_COLUMNS = 72
 """Exponents that fit side by side."""
 _LETTERS = 115
 """Of the headline, on one line."""
+_LABEL_LETTERS = 34
 _LAYER_HEIGHT, _CHART_HEIGHT, _WIDTH, _DPI = 0.3, 3.4, 9.0, 144
 
 
@@ -118,7 +119,7 @@ def _layers(axes: Axes, page: Page) -> None:
             transform=axes.get_yaxis_transform(), va="center", fontsize=8,
         )  # fmt: skip
     _zones(axes, axis)
-    axes.set_yticks(range(len(shown)), [_ellipsis(name_of(layer.name, page)) for layer in shown], fontsize=8)
+    axes.set_yticks(range(len(shown)), [_label(layer.name, page) for layer in shown], fontsize=8)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     of = f" ({len(shown)} of {len(view.layers)})" if len(shown) < len(view.layers) else ""
@@ -222,5 +223,9 @@ def _scale_marks(axes: Axes, page: Page) -> None:
             axes.text(exponent + 0.25, 50, label, rotation=90, va="center", fontsize=8)
 
 
-def _ellipsis(name: str) -> str:
-    return name if len(name) <= 34 else "..." + name[-31:]
+def _label(layer: str, page: Page) -> str:
+    """The layer with its class where both fit; else the end of its name."""
+    full = name_of(layer, page)
+    if len(full) <= _LABEL_LETTERS:
+        return full
+    return layer if len(layer) <= _LABEL_LETTERS else "..." + layer[3 - _LABEL_LETTERS :]

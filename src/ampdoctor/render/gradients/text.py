@@ -117,12 +117,18 @@ def _layers(page: Page, options: Options) -> Table:
     table.add_row(Text(heading, "bold"), zone_names(axis), Text("zero", "dim"), Text("over", "dim"))
     for layer in shown:
         table.add_row(
-            words(" " + shortened(name_of(layer.name, page), name_width - 1, options)),
+            words(" " + _label(layer.name, page, name_width - 1, options)),
             spark(layer, axis, options) if layer.histogram.nonzero else Text("only zeros arrive here", "dim"),
             percent(layer.underflow_fraction),
             f"{layer.overflowed:,}" if layer.overflowed < 100_000 else percent(layer.share(layer.overflowed)),
         )
     return table
+
+
+def _label(layer: str, page: Page, width: int, options: Options) -> str:
+    """The layer with its class where both fit; else its name, which tells it apart from its siblings."""
+    full = name_of(layer, page)
+    return full if len(full) <= width else shortened(layer, width, options)
 
 
 def closing_rows(page: Page, options: Options) -> Iterator[tuple[str, RenderableType]]:

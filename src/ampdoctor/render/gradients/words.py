@@ -71,6 +71,8 @@ def _zeroed(page: Page) -> str:
 def _bound(page: Page) -> str:
     """On which side of the share given the true one lies, where it was not counted at this very scale."""
     view = page.view
+    if view.whole.underflow_fraction < _NOTICEABLE:
+        return ""
     shifts = [view.exponent - r.exponent for r in view.recordings if r.role != "reference"]
     if any(r.role == "reference" for r in view.recordings):
         return "about "
