@@ -7,6 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import linecache
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ def imported_anew(directory: Path) -> Iterator[None]:
     _paths.clear()
     _modules.clear()
     importlib.invalidate_caches()
+    linecache.checkcache()  # Or the report shows lines of a file as it was at an earlier load.
     before = set(sys.modules)
     _add_path(Path.cwd(), first=False)
     _add_path(directory)
