@@ -78,7 +78,7 @@ def test_it_sets_up_python_only_where_one_is_asked_for(tmp_path: Path) -> None:
     assert run.used["actions/setup-python"] == {"python-version": "3.12"}
 
 
-# ---------------------------------------------------------------- how it runs; test_team_workflow has the rest
+# ---------------------------------------------------------------- how it runs (more: test_team_workflow)
 
 MODEL = """
 import torch
