@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "ampdoctor.render",
         "torch",
     ),
+    "pytest_plugin": (*LEAVES, "ampdoctor.api", "ampdoctor.load.live", "torch", "pytest"),
     "cli": ("ampdoctor", "typer", "click", "rich", "torch", "yaml"),
 }
 """Per layer, everything beyond the standard library that one of its files may import."""
@@ -174,6 +175,7 @@ def test_every_file_says_what_it_is() -> None:
         "import ampdoctor.facts.trace, ampdoctor.facts.store",
         "import ampdoctor.diagnose.engine",
         "import ampdoctor.config",
+        "import ampdoctor, ampdoctor.pytest_plugin",
         "import ampdoctor.cli.main",
         "import ampdoctor.render",
     ],
