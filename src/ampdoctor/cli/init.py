@@ -45,8 +45,10 @@ seed: 0  # for python, numpy and torch, before the model, the data and every pas
 # rules: {{select: [AMP], ignore: [], waivers: []}}  # codes or their beginnings; `ampdoctor explain AMP101`
 #   a waiver: {{code: AMP103, module: "decoder.*", reason: why it is fine, expires: 2027-01-31}}
 # limits: {{headroom_bits: 1.0, gradient_underflow: 0.01, scale_margin_bits: 1}}  # what is still fine
+#   for the gate besides, of any one parameter's gradient: lost_gradient: 0.2, drift: 0.1
 #   for some modules only: "decoder.*": {{headroom_bits: 2}}
-# gate: {{fail_on: [error], baseline: ampdoctor-baseline.json, allow_headroom_loss: 0.5}}  # for CI
+# gate: {{fail_on: [error], scale_in_window: false, baseline: ampdoctor-baseline.json}}  # for CI
+#   what a layer may lose against the baseline: allow_headroom_loss: 0.5, allow_underflow_gain: 0.05
 """
 
 DATA_TARGET = """\
