@@ -20,7 +20,7 @@ from ampdoctor.cli.grad_histogram import parse_scale
 from ampdoctor.cli.main import run
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.store import write_trace
-from trace_builder import candidate, record, reference, trace
+from trace_builder import birth, candidate, parameter, record, reference, step, trace
 
 # The model of test_gradient_view.py, whose FP16 gradients at loss scale 1 are
 #   2^-30;  2^-33, 2^-30, 2^-30, 2^-30;  twice 2^-16, 2^-26, 2^-30 and a zero that FP32 has too.
@@ -406,6 +406,22 @@ def test_a_trace_of_a_forward_only_scan_ends_with_three(
     write_trace(forward, tmp_path / "trace.json")
     lines = refusal(capsys, "--trace", str(tmp_path / "trace.json"), code=3)
     assert lines[-1] == ("error: no gradient to show: the loss depends on no parameter that requires one")
+
+
+def test_gradients_behind_a_fault_in_forward_are_shown_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An infinity that was absorbed: the gradients are finite, and wrong."""
+    sites = (record("fc", "aten::mm", 0, 1.0, phase="backward"),)
+    wrong = candidate(loss=9.0, sites=sites, parameters=(parameter("w", relative_error=1.0),))
+    silent = birth(reaches_loss=False, reaches_gradients=(), absorbed_at=step("final", "aten::mul", "finite"))
+    write_trace(trace(passes=(reference(), wrong), births=(silent,)), tmp_path / "trace.json")
+    text = flowing(output(capsys, "--trace", str(tmp_path / "trace.json")))
+    assert (
+        "Nothing overflows FP16, and 0.0 % of the gradient elements become zero; but the fault is in forward."
+        in text
+    )
+    assert "These gradients follow from a fault in forward, see to that first: OVERFLOW in forward" in text
 
 
 def test_a_trace_and_a_model_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

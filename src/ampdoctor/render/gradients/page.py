@@ -38,6 +38,11 @@ class Page:
         return bool(self.view.runs) and self.report.loss_scale.searched
 
     @property
+    def is_spoiled(self) -> bool:
+        """The forward pass has a fault, and these gradients follow from it."""
+        return self.report.verdict.startswith("forward-") or self.report.verdict == "bad-input"
+
+    @property
     def window(self) -> tuple[int, int] | None:
         """Exponents of the lowest and the highest scale that work; None where none does."""
         if not self.is_as_run:

@@ -56,9 +56,10 @@ def _format(page: Page) -> str:
 def _overflow(page: Page) -> str:
     whole, fmt = page.view.whole, page.view.fmt
     at_least = "" if whole.overflow_is_exact else "At least "
+    leave = "leaves" if whole.overflowed == 1 else "leave"
     lost = f", and {_zeroed(page)}" if whole.underflow_fraction >= page.underflow_limit else ""
     return (
-        f"{at_least}{whole.overflowed:,} of {whole.nonzero:,} {things(page)} leave {_format(page)}'s range "
+        f"{at_least}{whole.overflowed:,} of {whole.nonzero:,} {things(page)} {leave} {_format(page)}'s range "
         f"({number(fmt.max)}), in {whole.overflowing} of {count_words(whole.tensors, 'tensor')}{lost}"
     )
 
@@ -85,6 +86,8 @@ def _bound(page: Page) -> str:
 
 def _harmless(page: Page) -> str:
     """Says of a share above the limit why it is no underflow."""
+    if page.is_spoiled:
+        return _elsewhere(page)
     limits = page.report.loss_scale.limited_by or {}
     by_parameters = page.is_as_run and limits.get("low_by") == "parameters"
     if not by_parameters or page.view.whole.underflow_fraction < page.underflow_limit:
@@ -95,6 +98,8 @@ def _harmless(page: Page) -> str:
 def _elsewhere(page: Page) -> str:
     """What the recommended scale would do instead."""
     better = page.recommended
+    if page.is_spoiled:
+        return "; but the fault is in forward"
     if better is None:
         return "; no loss scale keeps both ends"
     point = page.point(better)
@@ -180,7 +185,9 @@ def name_of(layer: str, page: Page) -> str:
 def advice(page: Page) -> Iterator[str]:
     """What to do, in sentences."""
     window, better, name = page.window, page.recommended, _format(page)
-    if window is None or better is None:
+    if page.is_spoiled:
+        yield f"These gradients follow from a fault in forward, see to that first: {page.report.sentence}"
+    elif window is None or better is None:
         yield f"No loss scale holds all of this in {name}."
     elif page.works:
         yield f"Nothing to do: loss scales {span(window)} work, {_proof(page)}."
@@ -195,6 +202,9 @@ def advice(page: Page) -> Iterator[str]:
 def commands(page: Page) -> Iterator[tuple[str, str]]:
     """What to look at next: a command, and what it shows."""
     view, better = page.view, page.recommended
+    if page.is_spoiled:
+        yield page.scan, "where and why"
+        return
     if better is None:
         if view.is_recorded_format and _format(page) == "FP16":
             yield f"{page.again} --dtype bfloat16", "BF16 reaches further"
