@@ -237,6 +237,24 @@ def test_an_optimizer_that_exists_already_is_refused() -> None:
         on_cpu(model, X, optimizer=torch.optim.SGD(model.parameters()))
 
 
+def test_an_optimizer_steps_a_copy_and_its_updates_are_judged() -> None:
+    model = Times(1.0)
+    # d(256 w)/dw = 256, and 1e-7 x 256 = 2.6e-5; half of FP16's step below 1 is 2^-12 = 2.4e-4.
+    report = on_cpu(model, X, mode="half", optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=1e-7))
+    assert report.verdict == "update-swallowed"
+    assert model.fc.weight.item() == 1.0
+
+
+@pytest.mark.cuda
+def test_a_model_on_a_gpu_is_scanned_there_or_on_the_cpu_and_stays_there() -> None:
+    model = Times(256.0).cuda()
+    for device in ("cuda", "cpu"):
+        report = scan(model, X.cuda(), mean, device=device, loss_scale=1.0)
+        assert report.verdict == "forward-overflow"
+        assert report.environment.device.startswith(device)
+        assert model.fc.weight.device.type == "cuda"
+
+
 # ---------------------------------------------------------------- options are the config's
 
 
