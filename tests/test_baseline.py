@@ -221,6 +221,14 @@ def test_a_line_whose_text_is_not_known_is_told_by_its_function() -> None:
     assert key_of(finding(source=None)) == ("AMP101", "blocks.1.ff.wo", "aten::mm", "")
 
 
+def test_a_tensor_without_a_line_is_told_by_its_name() -> None:
+    batch = overflow(birth())
+    for name in ("x", "y"):
+        named = replace(finding(source=None), code="AMP105", module="", op="", evidence={"tensor": name})
+        batch = replace(batch, findings=(*batch.findings, named))
+    assert [k.line for k in known(batch).findings if k.code == "AMP105"] == ["x", "y"]
+
+
 def test_a_known_finding_passes_and_is_information_in_every_format() -> None:
     report = evaluate(overflow(birth()), GateRules(), known(overflow(birth())), "b.json")
     assert report.gate is not None

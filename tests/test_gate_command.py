@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,19 @@ def test_an_exception_of_ours_in_one_config_stops_no_other(
     assert last == "gate not measured: checks/net.yaml: this is a bug in ampdoctor (KeyError: 'x')"
 
 
+def test_an_interruption_leaves_nothing_green(
+    repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = repository.root / "model.py"
+    model.write_text(MODEL.replace("FACTOR", "1.0") + "\n\ndef stop(*_):\n    raise KeyboardInterrupt\n")
+    stopped = CONFIG.replace("compute_loss", "stop")
+    (repository.root / "checks" / "stopped.yaml").write_text(stopped)
+    out, last = gate(capsys, "checks/stopped.yaml", "checks/net.yaml", "--update-baseline", code=3)
+    assert " 2 configs: 2 not measured.\n" in out
+    assert last == "gate not measured: checks/net.yaml: The gate was interrupted before it."
+    assert not (repository.root / "checks" / "ampdoctor-baseline.json").exists()
+
+
 def test_one_baseline_for_several_configs_keeps_the_sections_of_others(
     repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,7 +293,13 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_saved_trace_is_judged_without_running_anything(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gate(capsys, "--trace", "clean.json", code=0)
+    command = (
+        "import sys; from ampdoctor.cli.main import run; status = run(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules, 'torch came along'; sys.exit(status)"
+    )
+    arguments = [sys.executable, "-c", command, "gate", "--trace", "clean.json"]
+    done = subprocess.run(arguments, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
     _, last = gate(capsys, "--trace", "clean.json", "--trace", "sick.json", code=1)
     assert last == (
         "gate failed: sick.json: AMP101 forward overflow, blocks.1.ff.wo (model.py:33): 1.1 % past 65,504"

@@ -6,11 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ampdoctor.cli.job_summary import append_job_summary
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document
-from ampdoctor.diagnose.report import Report
 from ampdoctor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ampdoctor.diagnose.report import Report
 
 FORMAT_HELP = "Of the document on stdout: text, json, ... (a wrong name lists all)."
 OUTPUT_HELP = "Write to this file instead of stdout; as FORMAT=FILE besides, as often as needed."

@@ -28,7 +28,7 @@ class KnownFinding:
     module: str
     op: str
     line: str
-    """The text of the source line, or the function's name where the text is not known."""
+    """The text of the source line; where it is not known, the function's or the tensor's name."""
     severity: str
     places: int = 1
     """Findings with this key."""
@@ -91,6 +91,7 @@ def key_of(finding: Finding) -> Key:
     """What tells the finding from others, whatever happens to other lines and calls."""
     source = finding.source
     line = "" if source is None else " ".join(source.text.split()) or source.function
+    line = line or str(finding.evidence.get("tensor", ""))  # a weight or a batch: it has a name and no line
     return finding.code, finding.module, finding.op, line
 
 
