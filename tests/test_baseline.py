@@ -372,6 +372,19 @@ def test_a_limit_that_was_broken_already_may_not_get_worse(now: float, status: s
     assert against(layer(1.5), layer(now), rules).status == status
 
 
+def test_a_known_finding_does_not_hide_that_its_layer_broke_a_limit() -> None:
+    """The warning was accepted; the limit, which is newer than the baseline, was not."""
+    before = known(layer(0.5), GateRules(fail_on=("warning",)))
+    rules = GateRules(fail_on=("warning",), limits=(Limit("headroom_bits", "fc", 2.0),))
+    report = evaluate(layer(0.5), rules, before, "b.json")
+    assert report.gate is not None
+    assert failures(report.gate) == [("headroom_bits", "fc", "1.5 bits short")]
+    assert [(f.title, f.severity) for f in report.findings if f.code == "AMP103"] == [
+        ("less headroom than the limit", "error"),
+        ("thin headroom", "info"),
+    ]
+
+
 def test_a_limit_that_was_kept_and_is_broken_now_fails() -> None:
     rules = GateRules(limits=(Limit("headroom_bits", "", 2.0),), allow_headroom_loss=9)
     assert failures(against(layer(2.5), layer(1.5), rules)) == [("headroom_bits", "fc", "0.5 bits short")]

@@ -41,7 +41,8 @@ def evaluate(
     broken = _judge_limits(report, limits, rules, known)
     unchecked = tuple(c for c in limits.unmeasured if not _is_known(c, known, rules))
     more = _without_doubles(broken.failed, findings.checks)
-    failed = (*findings.checks, *(located(check, report.findings) for check in more))
+    telling = [f for f in report.findings if not any(f is known_one for known_one in findings.known)]
+    failed = (*findings.checks, *(located(check, telling) for check in more))
     status = FAILED if failed else NOT_MEASURED if unchecked else PASSED
     waived = sum(f.accepted is not None for f in report.findings)
     gate = GateResult(

@@ -31,7 +31,8 @@ def weighed(
             judged.append(replace(finding, severity="error"))
         else:
             judged.append(finding)
-    judged += [_finding_of(c) for c in broken if not any(_says(finding, c) for finding in findings)]
+    telling = [finding for finding in findings if id(finding) not in known_ids]
+    judged += [_finding_of(c) for c in broken if not any(_says(finding, c) for finding in telling)]
     return tuple(sorted(judged, key=lambda finding: _SEVERITIES.index(finding.severity)))
 
 
