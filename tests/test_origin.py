@@ -266,6 +266,44 @@ def test_views_carry_it_on() -> None:
     assert [s.op for s in trace.births[0].path[:1]] == ["aten::add"]
 
 
+def test_an_op_that_returns_nothing_is_seen_by_what_it_wrote() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        parts = [x.clone(), x.clone() * 0.5]
+        torch._foreach_mul_(parts, 300.0)
+        return parts[0] + parts[1]
+
+    trace = halved(forward, torch.tensor([1.0, 300.0]))
+    assert birth_ops(trace) == [("inf", "_foreach_mul_")]  # 150 * 300 = 45000 is kept
+    birth = trace.births[0]
+    assert birth.site is not None
+    assert (birth.site.output, birth.index, birth.exact_value) == (0, (1,), 90000.0)
+
+
+def test_statistics_that_an_op_updates_beside_its_outputs() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        mean, variance = torch.zeros(1), torch.ones(1)
+        y = (x * 300.0).float()
+        torch._native_batch_norm_legit(y, None, None, mean, variance, True, 1.0, 1e-5)
+        return mean + 1.0
+
+    trace = halved(forward, torch.tensor([[300.0], [1.0]]))
+    assert birth_ops(trace) == [("inf", "mul")]
+    assert trace.births[0].reaches_loss
+
+
+def test_nan_out_of_an_op_that_mixes_elements_has_all_infinities_for_parents() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        y = x * x
+        return y.float().cumsum(0) - y.flip(0).float().cumsum(0)
+
+    assert birth_ops(halved(forward, torch.tensor([300.0, 1.0, 1.0]))) == [("inf", "mul")]
+
+    def transformed(self: Calls, x: Tensor) -> Tensor:
+        return torch.fft.fft((x * x).float()).abs()
+
+    assert birth_ops(halved(transformed, torch.tensor([1.0, 300.0, 1.0, 1.0]))) == [("inf", "mul")]
+
+
 @pytest.fixture
 def memory_full_of_nan() -> Any:
     """Fresh memory holds NaN, as it may in any run."""
@@ -336,10 +374,31 @@ def test_the_largest_number_in_a_call() -> None:
 
 def test_a_complex_value() -> None:
     def forward(self: Calls, x: Tensor) -> Tensor:
-        return (torch.complex(x.float(), x.float()) * 1e38).abs()
+        return (torch.complex(x.float(), x.float() * 0.0) * 1e38).abs()
 
     birth = the_birth(halved(forward, torch.tensor([1.0, 100.0])))
     assert (birth.value, birth.dtype, birth.index, birth.reference) == ("inf", "complex64", (1,), "same")
+    assert (birth.rerun, birth.exact_value) == ("finite", pytest.approx(1e40))
+
+
+def test_a_conjugate_written_in_place() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        z = torch.complex(x.float(), x.float()).conj()
+        z.mul_(1e38)
+        return z.abs()
+
+    birth = the_birth(halved(forward, torch.tensor([1.0, 100.0])))
+    assert (birth.index, birth.count) == ((1,), 1)
+
+
+def test_an_8_bit_format() -> None:
+    def forward(self: Calls, x: Tensor) -> Tensor:
+        low = (x * 4.0).to(torch.float8_e5m2)
+        return low.float()
+
+    birth = the_birth(halved(forward, torch.tensor([1.0, 16000.0])))  # 57344 is the largest value
+    assert (birth.value, birth.dtype, birth.index) == ("inf", "float8_e5m2", (1,))
+    assert birth.exact_value == 64000.0
 
 
 # ---------------------------------------------------------------- zeros that became faults
@@ -513,6 +572,22 @@ def test_a_forward_fault_is_not_counted_again_in_its_own_backward() -> None:
     trace = traced(Logs(0.0), torch.ones(2), mode="none")
     assert birth_ops(trace) == [("inf", "log")]
     assert trace.births[0].reaches_gradients == ("w",)
+
+
+class Looked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 2, sparse=True)
+        nn.init.ones_(self.table.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.table(torch.tensor([0, 2, 2])) * x).float() * 4.0
+
+
+def test_a_sparse_gradient_carries_it_on() -> None:
+    trace = traced(Looked(), torch.ones(1), mode="half", loss_scale=65536.0)
+    assert [(b.origin, b.loss_scale) for b in trace.births] == [("op", 65536.0)]
+    assert trace.births[0].reaches_gradients == ("table.weight",)
 
 
 class ByHand(torch.autograd.Function):

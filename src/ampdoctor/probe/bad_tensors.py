@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ampdoctor.facts.trace import BadTensor
 from ampdoctor.probe.isolation import named_tensors
+from ampdoctor.probe.nonfinite import has_nonfinite, readable
 from ampdoctor.probe.observer import is_countable
 
 
@@ -29,17 +30,16 @@ def bad_tensors(model: nn.Module, batches: tuple[Any, ...]) -> list[BadTensor]:
 def _bad_tensor(
     kind: str, name: str, batch: int | None, tensor: Tensor, samples_in_batch: int | None
 ) -> list[BadTensor]:
-    if not is_countable(tensor) or tensor.numel() == 0:
+    if not is_countable(tensor) or not has_nonfinite(tensor):
         return []
+    dtype, tensor = tensor.dtype, readable(tensor)
     bad = ~torch.isfinite(tensor)
-    if not bool(bad.any()):
-        return []
     first = torch.nonzero(bad)[0] if bad.dim() else torch.zeros(0, dtype=torch.long)
     by_sample = bad.dim() > 0 and bad.shape[0] == samples_in_batch
     samples = torch.nonzero(bad.reshape(bad.shape[0], -1).any(1)).flatten().tolist() if by_sample else None
     return [
         BadTensor(
-            kind, name, batch, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape),
+            kind, name, batch, str(dtype).removeprefix("torch."), tuple(tensor.shape),
             int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum()),
             tuple(int(i) for i in first), None if samples is None else tuple(samples),
         )
@@ -48,7 +48,9 @@ def _bad_tensor(
 
 def batch_size(batch: Any) -> int | None:
     """The first dimension that most of the batch's tensors share; None if no two of several agree."""
-    sizes = collections.Counter(t.shape[0] for _, t in named_tensors(batch) if t.dim() > 0)
+    sizes = collections.Counter(
+        t.shape[0] for _, t in named_tensors(batch) if t.dim() > 0 and not t.is_nested
+    )
     if not sizes:
         return None
     size, count = sizes.most_common(1)[0]

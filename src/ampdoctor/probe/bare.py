@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ampdoctor.probe.observer import AnyOp, Observer
+from ampdoctor.probe.observer import Observer
+from ampdoctor.probe.op_arguments import AnyOp
 
 
 class Bare(Observer):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampdoctor.errors import ProbeError
@@ -17,6 +17,7 @@ from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.probe.cuda_on_cpu import run_like_cuda
 from ampdoctor.probe.location import source_of
 from ampdoctor.probe.locator import Locator, Place
+from ampdoctor.probe.op_arguments import AnyOp, flat, largest_scalar, written
 from ampdoctor.probe.storage_map import StorageMap
 from ampdoctor.probe.tally import Tally
 
@@ -43,8 +44,6 @@ class Op:
     foreign: bool
     """Not one of torch's own: its inside cannot be seen."""
 
-
-AnyOp = OpOverload | HigherOrderOperator
 
 _CONTROL_FLOW = ("cond", "while_loop", "map_impl", "scan", "associative_scan", "invoke_subgraph")
 """Higher-order ops that only call the functions they are given."""
@@ -156,7 +155,7 @@ class Observer(TorchDispatchMode):
         """What the op returns, counted."""
         outputs, unrounded = self.call(func, args, kwargs)
         if op.makes_values:
-            self.record(op, place, args, outputs, unrounded)
+            self.record(op, place, args, results(func, args, kwargs, outputs), unrounded)
         return outputs
 
     def call(self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Unrounded]:
@@ -170,7 +169,8 @@ class Observer(TorchDispatchMode):
             raise
         if result.how == "left":
             self.left_ops[func._schema.name] = None
-        tensors = [t for t in flat(result.outputs) if isinstance(t, Tensor)]
+        made = results(func, args, kwargs, result.outputs)
+        tensors = [t for t in flat(made) if isinstance(t, Tensor)]
         exact = zip(tensors, result.unrounded, strict=False)
         return result.outputs, {id(t): x for t, x in exact if x is not None}
 
@@ -189,7 +189,6 @@ class Observer(TorchDispatchMode):
             if not is_countable(tensor):
                 continue
             if nth is None:
-                # Casts are numbered apart by autocast, so that they do not shift the user's own.
                 key = (place.phase, place.module, op.name)
                 nth = self._nth.get(key, 0)
                 self._nth[key] = nth + 1
@@ -219,7 +218,7 @@ class Observer(TorchDispatchMode):
                 if known[0] == _identity(source):
                     return self.tally.add_upcast(tensor, known[1])
         # What a loss scale would do to backward is read from its histograms, ties and all.
-        row = self.tally.add(tensor, unrounded, ties=place.phase == "backward")
+        row = self.tally.add(tensor.resolve_conj(), unrounded, ties=place.phase == "backward")
         self._rows.put(tensor, (_identity(tensor), row))
         return row
 
@@ -243,6 +242,11 @@ class Observer(TorchDispatchMode):
         )  # fmt: skip
 
 
+def results(func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> Any:
+    """What an op made: its outputs; where it returns nothing, what it wrote to (``_foreach_mul_``)."""
+    return written(func, args, kwargs) if outputs is None else outputs
+
+
 def is_countable(tensor: Any) -> bool:
     """A dense floating-point or complex tensor, whose elements are there to be counted."""
     return (
@@ -262,26 +266,6 @@ def _has_own_dispatch(cls: type) -> bool:
 
 
 _DISABLED = torch._C._disabled_torch_dispatch_impl
-
-
-def flat(values: Any) -> Iterator[Any]:
-    """The leaves of nested lists, tuples and dicts of op arguments or outputs."""
-    if isinstance(values, (list, tuple)):
-        for value in values:
-            yield from flat(value)
-    elif isinstance(values, dict):
-        for value in values.values():
-            yield from flat(value)
-    else:
-        yield values
-
-
-def largest_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """The number of the largest magnitude among an op's arguments; None if it has none."""
-    numbers = [
-        float(v) for v in flat((args, kwargs)) if isinstance(v, (int, float)) and not isinstance(v, bool)
-    ]
-    return max(numbers, key=abs, default=None)
 
 
 Identity = tuple[int, torch.Size, tuple[int, ...], int | torch.SymInt, torch.dtype]

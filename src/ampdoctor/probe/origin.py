@@ -20,16 +20,9 @@ from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
 from ampdoctor.probe.location import source_of
 from ampdoctor.probe.locator import Locator, Place
-from ampdoctor.probe.observer import (
-    AnyOp,
-    Observer,
-    Op,
-    Unrounded,
-    flat,
-    is_countable,
-    largest_scalar,
-    line_converts,
-)
+from ampdoctor.probe.nonfinite import Exact, broadcasts, elements, exact_counts, has_nonfinite, readable
+from ampdoctor.probe.observer import Observer, Op, Unrounded, is_countable, line_converts, results
+from ampdoctor.probe.op_arguments import AnyOp, flat, largest_scalar, smallest_scalar, written
 from ampdoctor.probe.rerun import rerun_in_float64, written_copied
 from ampdoctor.probe.storage_map import StorageMap
 
@@ -79,12 +72,15 @@ class Newborn:
 
 
 @dataclass(frozen=True)
-class Exact:
-    """Counts of a non-finite tensor that the running tally cannot give: those of its finite elements too."""
+class Given:
+    """A tensor that goes into an op."""
 
-    nan: int
-    inf: int
-    absmax: float | None
+    tensor: Tensor
+    """Its memory says where it came from; the op may be writing to it."""
+    values: Tensor
+    """As they are before the op."""
+    births: frozenset[int]
+    """Those whose values its memory holds, if it is not all finite."""
 
 
 @dataclass(frozen=True)
@@ -130,101 +126,115 @@ class SecondLook(Observer):
 
     def know(self, origin: str, name: str, tensor: Tensor) -> None:
         """Registers a tensor that the model starts from; a non-finite one becomes an origin of its own."""
+        tensor = elements(tensor)
         if not is_countable(tensor):
             return
-        if not _has_nonfinite(tensor):
-            self._known.put(tensor, frozenset())
-            return
-        nan = bool(torch.isnan(tensor).any())
-        mask = torch.isnan(tensor) if nan else torch.isinf(tensor)
-        self._known.put(
-            tensor, frozenset((self._add(origin, "nan" if nan else "inf", tensor, mask, name).id,))
-        )
+        births: frozenset[int] = frozenset()
+        if has_nonfinite(tensor):
+            value, mask = _what_is_bad(tensor)
+            births = frozenset((self._add(origin, value, tensor, mask, name).id,))
+        self._known.put(tensor, births)
 
     def births_in(self, tensor: Tensor) -> frozenset[int]:
         """The births whose values a non-finite tensor holds."""
-        return self._taint(tensor) if _has_nonfinite(tensor) else frozenset()
+        tensor = elements(tensor)
+        return self._taint(tensor) if is_countable(tensor) and has_nonfinite(tensor) else frozenset()
 
     # -- every op
 
     def run(self, func: AnyOp, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op returns, with the non-finite values in it traced to their births."""
         order = self.order - 1
-        before_args, before_kwargs = args, kwargs
+        before = (args, kwargs)
         if op.mutates and isinstance(func, OpOverload):
-            before_args, before_kwargs = written_copied(func, args, kwargs)
-        inputs = [t for t in flat((args, kwargs)) if is_countable(t)]
-        before = [t for t in flat((before_args, before_kwargs)) if is_countable(t)]
-        taints = [self._taint(t) for t in inputs]
-        bad_inputs = [(b, ids) for b, ids in zip(before, taints, strict=True) if ids and _has_nonfinite(b)]
-        makers = [m for t in inputs if (m := self._maker.get(t)) is not None]
-        state = torch.get_rng_state()
+            before = written_copied(func, args, kwargs)
+        given = self._given((args, kwargs), before)
+        bad = [g for g in given if g.births]
+        rng = torch.get_rng_state()
         outputs, unrounded = self.call(func, args, kwargs)
-        tensors = [t for t in flat(outputs) if is_countable(t)]
+        made = results(func, args, kwargs, outputs)
+        tensors = [t for t in flat(made) if is_countable(t)]
         if not op.makes_values:
             for t in tensors:
                 self._follow_view(t)
                 if op.name.startswith(("aten::empty", "aten::new_empty", "aten::resize")):
                     self._known.put(t, frozenset())
             return outputs
-        self.sites[order] = sites = self.record(op, place, args, outputs, unrounded)
+        makers = [m for g in given if (m := self._maker.get(g.tensor)) is not None]
+        self.sites[order] = sites = self.record(op, place, args, made, unrounded)
         self.places[order] = place
         self.inputs_of[order] = tuple(dict.fromkeys(m.order for m in makers))
-        constant = _smallest_scalar(args, kwargs)
+        constant = smallest_scalar(args, kwargs)
         if constant is not None:
             self.constants[order] = constant
         self._note_zeros(order, place, sites, tensors, unrounded, makers)
-        absorbed = True
+        arrived = frozenset(i for g in bad for i in g.births)
+        absorbed = bool(tensors)
         for tensor, site in zip(tensors, sites, strict=True):
             step = self._step(place, op, order, "finite")
-            if not _has_nonfinite(tensor):
-                self._settle(tensor, op, frozenset())
-            else:
+            ids: frozenset[int] = frozenset()
+            if has_nonfinite(tensor):
                 absorbed = False
-                born, ids = self._explain(
-                    func,
-                    op,
-                    place,
-                    order,
-                    site,
-                    tensor,
-                    before_args,
-                    before_kwargs,
-                    before,
-                    bad_inputs,
-                    state,
-                )
-                self._settle(tensor, op, ids)
-                step = self._step(place, op, order, "nan" if bool(torch.isnan(tensor).any()) else "inf")
+                born, ids = self._explain(func, op, place, order, site, tensor, before, given, rng)
+                step = self._step(place, op, order, _what_is_bad(tensor)[0])
                 for number in ids - {b.id for b in born}:
                     _extend(self.births[number].path, step)
-                self.exact[site] = _exact(tensor)
+                self.exact[site] = exact_counts(tensor)
+            self._settle(tensor, op, ids)
             self._maker.put(tensor, step)
-        if absorbed and tensors:
-            for number in {i for _, ids in bad_inputs for i in ids}:
+            arrived |= ids
+        for t in self._made_beside(func, args, kwargs, made):
+            self._settle(t, op, arrived if has_nonfinite(t) else frozenset())
+        if absorbed:
+            for number in arrived:
                 self.births[number].absorbed_at = self._step(place, op, order, "finite")
         return outputs
+
+    def _given(self, arguments: Any, before: Any) -> list[Given]:
+        """What goes into an op, of the arguments that can hold a non-finite value."""
+        given = []
+        for argument, values in zip(flat(arguments), flat(before), strict=True):
+            if not isinstance(argument, Tensor) or not is_countable(elements(argument)):
+                continue
+            tensor, values = elements(argument), readable(elements(values))
+            births = self._taint(tensor)
+            given.append(Given(tensor, values, births if births and has_nonfinite(values) else frozenset()))
+        return given
+
+    def _made_beside(
+        self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
+    ) -> list[Tensor]:
+        """Memory an op filled that no dense output shows: running statistics, a sparse output's values."""
+        sparse = [elements(t) for t in flat(made) if isinstance(t, Tensor) and elements(t) is not t]
+        shown = {t.untyped_storage()._cdata for t in flat(made) if is_countable(t)}
+        beside = [t for t in written(func, args, kwargs) if is_countable(t)]
+        return [
+            *(t for t in sparse if is_countable(t)),
+            *(t for t in beside if t.untyped_storage()._cdata not in shown),
+        ]
 
     # -- one non-finite output
 
     def _explain(
         self, func: AnyOp, op: Op, place: Place, order: int, site: Site, out: Tensor,
-        args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor],
-        bad_inputs: list[tuple[Tensor, frozenset[int]]], rng: Any,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]], given: list[Given], rng: Any,
     ) -> tuple[list[Newborn], frozenset[int]]:  # fmt: skip
         """(births in this output, all births whose values it holds)."""
+        bad = [g for g in given if g.births]
+        by_element = isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags
+        by_element = by_element and all(broadcasts(g.values, out) for g in bad)
         # The gradient of an op that made an infinity is that fault again, whatever its formula reads.
         same = frozenset(self._born_at.get(place.forward_order, ()))
-        arrived = same | {i for _, ids in bad_inputs for i in ids}
+        arrived = same | {i for g in bad for i in g.births}
         born: list[Newborn] = []
-        for value, mask in self._new_elements(func, op, out, bad_inputs):
-            scalars = [v for v in flat((args, kwargs)) if isinstance(v, float) and not math.isfinite(v)]
+        for value, mask in _new_elements(op, readable(out), bad, by_element):
+            scalars = [v for v in flat(arguments) if isinstance(v, float) and not math.isfinite(v)]
             if scalars and not (value == "nan" and all(math.isinf(v) for v in scalars)):
                 arrived |= {self._declare(place, order, out, mask, value)}
                 continue
             if same:
                 continue
-            parents = frozenset() if value == "inf" else self._parents(mask, bad_inputs)
+            parents = frozenset() if value == "inf" else _parents(mask, bad, by_element)
             if value == "nan" and any(self.births[p].origin == "op" for p in parents):
                 continue  # an infinity that was born earlier turns into NaN here: one fault, not two
             if len(self.births) >= _MAX_BIRTHS:
@@ -233,51 +243,14 @@ class SecondLook(Observer):
             birth = self._add("op", value, out, mask, "")
             birth.order, birth.site, birth.place = order, site, place
             birth.implicit_cast = op.name == "aten::_to_copy" and self._autocasts and not line_converts(place)
-            birth.exact = rerun_in_float64(func, args, kwargs, site.output, rng)
-            birth.operands = tuple(self._operand(t) for t in inputs)
-            birth.constant = largest_scalar(args, kwargs)
+            birth.exact = rerun_in_float64(func, *arguments, site.output, rng)
+            birth.operands = tuple(self._operand(g) for g in given)
+            birth.constant = largest_scalar(*arguments)
             birth.parents = tuple(sorted(parents))
             self._born_at.setdefault(order, []).append(birth.id)
             self._unviewed.put(out, birth)
             born.append(birth)
         return born, arrived | {b.id for b in born}
-
-    def _new_elements(
-        self, func: AnyOp, op: Op, out: Tensor, bad_inputs: list[tuple[Tensor, frozenset[int]]]
-    ) -> list[tuple[str, Tensor]]:
-        """[(kind, mask)] of the elements whose kind no input of theirs carries."""
-        nan, inf = torch.isnan(out), torch.isinf(out)
-        if not bad_inputs:
-            kind, mask = ("nan", nan) if bool(nan.any()) else ("inf", inf)
-            # 0/0 next to 1/0 in one op is one fault: the NaNs name it, the infinities come with it.
-            return [(kind, mask | inf if kind == "nan" else mask)]
-        found = []
-        by_element = isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags
-        if by_element and all(_broadcasts(t, out) for t, _ in bad_inputs):
-            had_nan, had_any = torch.zeros_like(nan), torch.zeros_like(nan)
-            for t, _ in bad_inputs:
-                had_nan |= torch.isnan(t)
-                had_any |= ~torch.isfinite(t)
-            new_nan, new_inf = nan & ~had_nan, inf & ~had_any
-            if bool(new_nan.any()):
-                found.append(("nan", new_nan))
-            if bool(new_inf.any()):
-                found.append(("inf", new_inf))
-        elif (
-            bool(nan.any())
-            and op.name not in _MOVES_VALUES
-            and not any(bool(torch.isnan(t).any()) for t, _ in bad_inputs)
-        ):
-            found.append(("nan", nan))
-        return found
-
-    def _parents(self, mask: Tensor, bad_inputs: list[tuple[Tensor, frozenset[int]]]) -> frozenset[int]:
-        """The births whose infinities can have made these NaNs."""
-        ids: set[int] = set()
-        for t, births in bad_inputs:
-            if not _broadcasts(t, mask) or bool((~torch.isfinite(t) & mask).any()):
-                ids |= births
-        return frozenset(ids)
 
     def _declare(self, place: Place, order: int, out: Tensor, mask: Tensor, value: str) -> int:
         """The declared infinity (or NaN) of this line, which its scalar argument names."""
@@ -328,7 +301,7 @@ class SecondLook(Observer):
         unrounded: Unrounded, makers: list[Step],
     ) -> None:  # fmt: skip
         for site, tensor in zip(sites, tensors, strict=True):
-            zeros = tensor.numel() - int(torch.count_nonzero(tensor))
+            zeros = tensor.numel() - int(torch.count_nonzero(readable(tensor)))
             if zeros:
                 self.zeros[site] = zeros
             exact = unrounded.get(id(tensor))
@@ -339,11 +312,11 @@ class SecondLook(Observer):
 
     # -- small facts
 
-    def _operand(self, t: Tensor) -> Operand:
-        exact = _exact(t)
+    def _operand(self, given: Given) -> Operand:
+        t, exact = given.tensor, exact_counts(given.values)
         return Operand(
-            str(t.dtype).removeprefix("torch."), tuple(t.shape), exact.absmax, int((t == 0).sum()),
-            exact.inf, exact.nan, self._maker.get(t),
+            str(t.dtype).removeprefix("torch."), tuple(t.shape), exact.absmax,
+            int((given.values == 0).sum()), exact.inf, exact.nan, self._maker.get(t),
         )  # fmt: skip
 
     def _step(self, place: Place, op: Op, order: int, value: str) -> Step:
@@ -361,31 +334,38 @@ _MOVES_VALUES = frozenset(
 """Ops that only move elements: a NaN in their output came in, even where its input was not seen."""
 
 
-def _smallest_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """The nonzero number of the least magnitude among an op's arguments; None if it has none."""
-    numbers = [abs(v) for v in flat((args, kwargs)) if isinstance(v, float) and v != 0]
-    return min(numbers, default=None)
+def _what_is_bad(tensor: Tensor) -> tuple[str, Tensor]:
+    """``nan`` where there is one, else ``inf``; and which elements are."""
+    values = readable(tensor)
+    nan = torch.isnan(values)
+    return ("nan", nan) if bool(nan.any()) else ("inf", torch.isinf(values))
 
 
-def _has_nonfinite(tensor: Tensor) -> bool:
-    return tensor.numel() > 0 and not bool(torch.isfinite(tensor).all())
+def _new_elements(op: Op, out: Tensor, bad: list[Given], by_element: bool) -> list[tuple[str, Tensor]]:
+    """[(kind, mask)] of the elements whose kind no input of theirs carries."""
+    nan, inf = torch.isnan(out), torch.isinf(out)
+    if not bad:
+        kind, mask = ("nan", nan) if bool(nan.any()) else ("inf", inf)
+        # 0/0 next to 1/0 in one op is one fault: the NaNs name it, the infinities come with it.
+        return [(kind, mask | inf if kind == "nan" else mask)]
+    if by_element:
+        had_nan, had_any = torch.zeros_like(nan), torch.zeros_like(nan)
+        for g in bad:
+            had_nan |= torch.isnan(g.values)
+            had_any |= ~torch.isfinite(g.values)
+        new = (("nan", nan & ~had_nan), ("inf", inf & ~had_any))
+        return [(kind, mask) for kind, mask in new if bool(mask.any())]
+    carried = op.name in _MOVES_VALUES or any(bool(torch.isnan(g.values).any()) for g in bad)
+    return [] if carried or not bool(nan.any()) else [("nan", nan)]
 
 
-def _broadcasts(t: Tensor, out: Tensor) -> bool:
-    if t.dim() > out.dim():
-        return False
-    return all(a in (1, b) for a, b in zip(reversed(t.shape), reversed(out.shape), strict=False))
-
-
-def _exact(t: Tensor) -> Exact:
-    if t.numel() == 0:
-        return Exact(0, 0, None)
-    finite = torch.isfinite(t)
-    magnitudes = t[finite].abs()
-    return Exact(
-        int(torch.isnan(t).sum()),
-        int(torch.isinf(t).sum()),
-        float(magnitudes.max()) if magnitudes.numel() else None,
+def _parents(mask: Tensor, bad: list[Given], by_element: bool) -> frozenset[int]:
+    """The births whose infinities can have made these NaNs."""
+    return frozenset(
+        birth
+        for g in bad
+        if not by_element or bool((~torch.isfinite(g.values) & mask).any())
+        for birth in g.births
     )
 
 

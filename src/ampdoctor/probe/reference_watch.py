@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ampdoctor.facts.site import Site
 from ampdoctor.probe.locator import Locator, Place
-from ampdoctor.probe.observer import AnyOp, Observer, Op, flat, is_countable
+from ampdoctor.probe.nonfinite import readable
+from ampdoctor.probe.observer import Observer, Op, is_countable, results
+from ampdoctor.probe.op_arguments import AnyOp, flat
 from ampdoctor.probe.origin import Newborn
 
 CAST = "aten::_to_copy"
@@ -41,8 +43,9 @@ class ReferenceWatch(Observer):
         """What the op returns, its watched outputs compared."""
         outputs, unrounded = self.call(func, args, kwargs)
         if op.makes_values:
-            sites = self.record(op, place, args, outputs, unrounded)
-            tensors = [t for t in flat(outputs) if is_countable(t)]
+            made = results(func, args, kwargs, outputs)
+            sites = self.record(op, place, args, made, unrounded)
+            tensors = [t for t in flat(made) if is_countable(t)]
             for site, tensor in zip(sites, tensors, strict=True):
                 for birth in () if op.name == CAST else self._births.get(site, ()):
                     self._compare(birth, tensor)
@@ -52,7 +55,7 @@ class ReferenceWatch(Observer):
         mask = birth.mask.reshape(-1)
         if mask.numel() != tensor.numel():
             return
-        values = tensor.detach().reshape(-1).cpu()
+        values = readable(tensor.detach()).reshape(-1).cpu()
         sound = mask & torch.isfinite(values)
         differs = bool(sound.any())
         index = int((sound if differs else mask).int().argmax())

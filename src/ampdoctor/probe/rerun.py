@@ -8,20 +8,14 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ampdoctor.probe.observer import AnyOp, flat
-
-_LOW_PRECISION = (torch.float16, torch.bfloat16, torch.float32)
+from ampdoctor.probe.op_arguments import AnyOp, flat, written
 
 
 def written_copied(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments as they are before the call: those that the op writes to, copied."""
-    schema = func._schema.arguments
-    names = {a.name for a in schema if a.alias_info is not None and a.alias_info.is_write}
-    positions = {i for i, a in enumerate(schema) if a.name in names}
-    written = flat([[a for i, a in enumerate(args) if i in positions], [kwargs.get(name) for name in names]])
-    storages = {_storage(t) for t in written if _has_memory(t)}
+    storages = {_storage(t) for t in written(func, args, kwargs) if _has_memory(t)}
 
     def copied(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -47,22 +41,29 @@ def rerun_in_float64(
 
     def widen(value: Any) -> Any:
         if isinstance(value, Tensor):
-            wide = value.dtype in _LOW_PRECISION and value.layout == torch.strided
-            return value.detach().double() if wide else value.detach().clone()
+            wide = _wide(value.dtype) if value.layout == torch.strided else value.dtype
+            return value.detach().to(wide, copy=True)
         if isinstance(value, (list, tuple)):
             return type(value)(widen(v) for v in value)
-        if value in _LOW_PRECISION:
-            return torch.float64
-        return value
+        return _wide(value) if isinstance(value, torch.dtype) else value
 
     after = torch.get_rng_state()
     try:
         torch.set_rng_state(rng)
-        result = func(*widen(args), **{k: widen(v) for k, v in kwargs.items()})
-    except (RuntimeError, NotImplementedError, TypeError):
+        wide_args, wide_kwargs = widen(args), {k: widen(v) for k, v in kwargs.items()}
+        result = func(*wide_args, **wide_kwargs)
+        if result is None:
+            result = written(func, wide_args, wide_kwargs)
+    except Exception:
         return None  # no float64 kernel (fused attention has none): the reference pass decides then
     finally:
         torch.set_rng_state(after)
     tensors = [result] if isinstance(result, Tensor) else list(flat(result))
     chosen = tensors[output] if output < len(tensors) else None
     return chosen.cpu() if isinstance(chosen, Tensor) else None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype

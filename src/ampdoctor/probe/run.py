@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampdoctor.errors import AmpDoctorError, ProbeError
 from ampdoctor.facts.trace import Raised
@@ -95,7 +95,7 @@ def take_step(
     }
     observer.name_gradients(run.gradients)
     if isinstance(observer, SecondLook):
-        _conclude(observer, run)
+        _conclude(observer, run, model)
     return run
 
 
@@ -131,13 +131,13 @@ def _introduce(look: SecondLook, workload: Workload, data: Any) -> None:
         look.know("batch", name, tensor.detach())
 
 
-def _conclude(look: SecondLook, run: Run) -> None:
+def _conclude(look: SecondLook, run: Run, model: nn.Module) -> None:
     """Marks the births that the loss and the gradients hold."""
     for result in (*run.outputs, *(() if run.loss is None else (run.loss,))):
         for number in look.births_in(result):
             look.births[number].reaches_loss = True
-    for name, gradient in run.gradients.items():
-        for number in look.births_in(gradient):
+    for name, parameter in model.named_parameters():
+        for number in () if parameter.grad is None else look.births_in(parameter.grad):
             look.births[number].reaches_gradients.append(name)
 
 
