@@ -12,7 +12,7 @@ from ampdoctor.facts.zones import NORMAL, OVERFLOW, SUBNORMAL, ZERO
 from ampdoctor.render.gradients.axis import Axis, axis_for
 from ampdoctor.render.gradients.chart import edge_label
 from ampdoctor.render.gradients.page import Page, exponent_of_power
-from ampdoctor.render.gradients.words import headline, name_of, shown_scale, things
+from ampdoctor.render.gradients.words import headline, layer_labels, shown_scale, things
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,7 +119,7 @@ def _layers(axes: Axes, page: Page) -> None:
             transform=axes.get_yaxis_transform(), va="center", fontsize=8,
         )  # fmt: skip
     _zones(axes, axis)
-    axes.set_yticks(range(len(shown)), [_label(layer.name, page) for layer in shown], fontsize=8)
+    axes.set_yticks(range(len(shown)), layer_labels(page, _LABEL_LETTERS, unicode=True), fontsize=8)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     of = f" ({len(shown)} of {len(view.layers)})" if len(shown) < len(view.layers) else ""
@@ -221,11 +221,3 @@ def _scale_marks(axes: Axes, page: Page) -> None:
         if LOWEST <= exponent <= HIGHEST:
             axes.axvline(exponent, color=_INK, linewidth=0.9, linestyle=":")
             axes.text(exponent + 0.25, 50, label, rotation=90, va="center", fontsize=8)
-
-
-def _label(layer: str, page: Page) -> str:
-    """The layer with its class where both fit; else the end of its name."""
-    full = name_of(layer, page)
-    if len(full) <= _LABEL_LETTERS:
-        return full
-    return layer if len(layer) <= _LABEL_LETTERS else "..." + layer[3 - _LABEL_LETTERS :]

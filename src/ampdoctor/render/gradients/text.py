@@ -23,8 +23,8 @@ from ampdoctor.render.gradients.words import (
     headline,
     judgement,
     largest,
+    layer_labels,
     most_lost,
-    name_of,
     notes,
     shown_scale,
     tensor_words,
@@ -33,7 +33,7 @@ from ampdoctor.render.gradients.words import (
 from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
 from ampdoctor.render.text import header, labelled
-from ampdoctor.render.words import shortened, source_path, words
+from ampdoctor.render.words import source_path, words
 
 _MARGIN = 1
 _SPARK_WIDTH = 32
@@ -115,20 +115,14 @@ def _layers(page: Page, options: Options) -> Table:
     for width in _LAYER_NUMBERS:
         table.add_column(width=width, justify="right", no_wrap=True)
     table.add_row(Text(heading, "bold"), zone_names(axis), Text("zero", "dim"), Text("over", "dim"))
-    for layer in shown:
+    for layer, label in zip(shown, layer_labels(page, name_width - 1, options.unicode), strict=True):
         table.add_row(
-            words(" " + _label(layer.name, page, name_width - 1, options)),
+            words(" " + label),
             spark(layer, axis, options) if layer.histogram.nonzero else Text("only zeros arrive here", "dim"),
             percent(layer.underflow_fraction),
             f"{layer.overflowed:,}" if layer.overflowed < 100_000 else percent(layer.share(layer.overflowed)),
         )
     return table
-
-
-def _label(layer: str, page: Page, width: int, options: Options) -> str:
-    """The layer with its class where both fit; else its name, which tells it apart from its siblings."""
-    full = name_of(layer, page)
-    return full if len(full) <= width else shortened(layer, width, options)
 
 
 def closing_rows(page: Page, options: Options) -> Iterator[tuple[str, RenderableType]]:

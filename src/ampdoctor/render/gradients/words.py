@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ampdoctor.diagnose.wording import count_words, format_name, number, percent, place, scale, short_op
 from ampdoctor.facts.gradient_view import ACTIVATIONS, PARAMETERS, ScaleSeen
 from ampdoctor.facts.loss_scale import GradientTensor, ceiling_of
+from ampdoctor.render.gradients.labels import labels
 from ampdoctor.render.gradients.page import Page, exponent_of_power
 
 FITS, UNDERFLOW, OVERFLOW = "FITS", "UNDERFLOW", "OVERFLOW"
@@ -180,6 +181,14 @@ def name_of(layer: str, page: Page) -> str:
     if page.view.selection.kind == PARAMETERS:
         return layer
     return f"{layer} {page.types.get(layer, '')}".rstrip() if layer else place("")
+
+
+def layer_labels(page: Page, width: int, unicode: bool) -> list[str]:
+    """The names of the layers shown, in at most ``width`` columns each."""
+    names = [layer.name for layer in page.view.layers[: page.top]]
+    is_module = page.view.selection.kind != PARAMETERS
+    types = [page.types.get(name, "") if is_module and name else "" for name in names]
+    return labels([name or place("") for name in names], types, width, "…" if unicode else "...")
 
 
 def advice(page: Page) -> Iterator[str]:
