@@ -415,6 +415,12 @@ def test_several_configs_make_one_table_and_a_count() -> None:
     )
 
 
+def test_what_is_accepted_is_counted_in_the_table() -> None:
+    waivers = (Waiver("AMP103", "*", "bounded"),)
+    waived = evaluate(layers(loud("a", 0.5), loud("b", 0.5), policy=Policy(waivers=waivers)))
+    assert "  t5.yaml  clean               PASSED  2 accepted\n" in text_of(waived, evaluate(healthy()))
+
+
 def test_hostile_names_stay_text() -> None:
     report = layers(loud("[red]x\x1b[31m", 1.5))
     text = text_of(evaluate(report, limits(Limit("headroom_bits", "", 2.0))))

@@ -116,9 +116,9 @@ def _summary(reports: Sequence[Report], options: Options) -> Table:
 
 
 def _first(gate: GateResult) -> str:
-    """What failed first, in a few words, or why nothing was judged."""
+    """What failed first, in a few words, or why nothing was judged, or how much is accepted."""
     if not gate.checks:
-        return gate.reason
+        return gate.reason or (f"{gate.accepted:,} accepted" if gate.accepted else "")
     check = gate.checks[0]
     more = f" +{len(gate.checks) - 1}" if len(gate.checks) > 1 else ""
     return f"{check.code} {check.subject}".rstrip() + more
