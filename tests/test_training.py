@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ampdoctor.errors import ProbeError
 from ampdoctor.facts.training import ScalerRun, ScalerSettings
@@ -224,3 +225,19 @@ def test_an_optimizer_that_needs_a_closure_cannot_be_scaled() -> None:
 
     with pytest.raises(ProbeError, match="the optimizer's step raises: TypeError"):
         run(Line(), ONE, times(1.0), 5, init_scale=1.0, build_optimizer=build)
+
+
+class Checkpointed(Line):
+    """Its forward runs again in backward; its activations are 2^10 whatever the loss scale."""
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self._scaled, x, use_reentrant=False)
+
+    def _scaled(self, x: Tensor) -> Any:
+        return self.fc(x) * 1024.0
+
+
+def test_a_forward_run_again_in_backward_is_no_gradient() -> None:
+    """The gradients are the scale times 2^-2 and 2^8: the ceiling is 2^7."""
+    (step,) = run(Checkpointed(), ONE, times(0.25), 1, init_scale=1.0).steps
+    assert step.ceiling == 7

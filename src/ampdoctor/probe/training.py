@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from ampdoctor.errors import ProbeError
-from ampdoctor.facts.floats import FLOAT_FORMATS
-from ampdoctor.facts.loss_scale import LOW_PRECISION, ceiling_of
-from ampdoctor.facts.trace import Birth, SiteRecord
+from ampdoctor.facts.trace import Birth
 from ampdoctor.facts.training import ScalerRun, ScalerSettings, StepRecord
 from ampdoctor.load.traceback import user_traceback
 from ampdoctor.load.workload import Workload
@@ -29,14 +27,13 @@ from ampdoctor.probe.origin import SecondLook
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.precision import candidate, choose_device
 from ampdoctor.probe.run import Run, take_step
+from ampdoctor.probe.thresholds import Threshold, ThresholdWatch
 
 Progress = Callable[[str, int, int], None]
 """Called as (what starts now, steps done, steps in all)."""
 
 _LOWEST = -24
 """Exponent of the lowest loss scale that is tried: there a gradient of 1 is FP16's smallest number."""
-_HIGHEST = 127
-"""Exponent of the highest loss scale there is: the scale is an FP32 number."""
 
 
 def train(
@@ -123,11 +120,11 @@ class _Training:
         buffers = [b.detach().clone() for b in model.buffers()]
         scale = self.scaler.get_scale()
         self.optimizer.zero_grad()
-        run = self._take(step, scale, Observer)
+        run = self._take(step, scale, ThresholdWatch)
         self._refuse_failure(run, step)
         if run.interrupted:
             return None
-        records = run.observer.records()
+        threshold = _threshold(run, scale)
         bad = self._bad(run)
         if not self._unscaled():
             return None
@@ -142,9 +139,9 @@ class _Training:
             loss=None if run.loss is None else float(run.loss),
             scale=scale,
             skipped=skipped,
-            ceiling=again.ceiling_below(scale) if skipped else _ceiling(records, scale, at_least=scale),
+            ceiling=again.ceiling_below(scale) if skipped else _at_least(threshold.ceiling, scale),
             bad_parameters=bad,
-            cause=self._cause(again, run, records, scale) if skipped else None,
+            cause=self._cause(again, run, threshold, scale) if skipped else None,
         )
 
     def _batch(self, step: int) -> int:
@@ -205,11 +202,10 @@ class _Training:
                 "does the loss depend on them, and are they the model's own?",
             )
 
-    def _cause(self, again: _Again, run: Run, records: tuple[SiteRecord, ...], scale: float) -> Birth | None:
+    def _cause(self, again: _Again, run: Run, threshold: Threshold, scale: float) -> Birth | None:
         """The birth behind a skip. Skips that look the same from outside are looked into once."""
-        broken = (r.site for r in records if r.site.phase == "backward" and not r.stats.is_finite)
         sound = run.loss is not None and bool(torch.isfinite(run.loss).all())
-        looks = (sound, next(broken, None), self._bad(run))
+        looks = (sound, threshold.broken, self._bad(run))
         if looks not in self.causes:
             self.causes[looks] = again.cause(scale)
         return self.causes[looks]
@@ -257,12 +253,12 @@ class _Again:
     def _predicted(self, exponent: int) -> int | None:
         """The ceiling as the step's tensors at 2^exponent predict it; None where it is not finite there."""
         scale = math.ldexp(1.0, exponent)
-        run = self.take(scale, Observer)
+        run = self.take(scale, ThresholdWatch)
         if run.interrupted:
             raise KeyboardInterrupt
         if run.raised is not None or not run.backward_ran or self.training._bad(run):
             return None
-        return _ceiling(run.observer.records(), scale, at_least=scale)
+        return _at_least(_threshold(run, scale).ceiling, scale)
 
     def cause(self, scale: float) -> Birth | None:
         """The first birth that reaches a gradient."""
@@ -278,18 +274,18 @@ class _Again:
         return min(reaching, key=lambda b: (b.origin == "declared", b.order), default=None)
 
 
-def _ceiling(records: Iterable[SiteRecord], scale: float, at_least: float) -> int:
-    """The exponent of the largest loss scale that no low-precision tensor of this backward overflows at."""
-    lowest = _HIGHEST
-    for record in records:
-        stats = record.stats
-        if record.site.phase == "backward" and stats.dtype in LOW_PRECISION and stats.is_finite:
-            exact = stats.absmax_before_rounding
-            absmax = exact if exact is not None else stats.absmax or 0.0
-            if absmax:
-                lowest = min(lowest, ceiling_of(absmax / scale, FLOAT_FORMATS[stats.dtype]))
-    # A tensor may overflow and reach no gradient: what was seen counts for more than what is predicted.
-    return max(lowest, math.floor(math.log2(at_least)))
+def _threshold(run: Run, scale: float) -> Threshold:
+    watch = run.observer
+    assert isinstance(watch, ThresholdWatch)
+    return watch.read(scale)
+
+
+def _at_least(ceiling: int, scale: float) -> int:
+    """The ceiling of a step that is finite at ``scale``, as predicted from there.
+
+    A tensor may overflow and reach no gradient: what was seen counts for more than what is predicted.
+    """
+    return max(ceiling, math.floor(math.log2(scale)))
 
 
 def _non_finite(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
