@@ -105,10 +105,13 @@ def test_nothing_skipped_and_nothing_grown_is_steady() -> None:
 def test_it_rises() -> None:
     report = report_on([40] * 6, interval=2)
     assert report.outcome == "rising"
-    assert report.sentence == (
-        "RISING. None of 6 steps is skipped, and the scale grows from 65,536 to 524,288; even 2^32 would not "
-        "overflow."
+    assert (
+        report.sentence == "RISING. None of 6 steps is skipped, and the scale grows from 65,536 to 524,288."
     )
+
+
+def test_a_scale_that_nothing_limits_is_said_to_be_so() -> None:
+    assert report_on([127] * 3).sentence.endswith("is skipped; even 2^32 would not overflow.")
 
 
 def test_a_run_too_short_to_arrive_is_still_falling() -> None:

@@ -50,7 +50,7 @@ def sentence_of(report: ScalerReport) -> str:
         case "rising":
             return (
                 f"RISING. None of {steps} is skipped, and the scale grows from {start} to "
-                f"{scale(run.final_scale)}{_room(report)}."
+                f"{scale(run.final_scale)}."
             )
         case _:
             return "NOT MEASURED. The run ended before its first step did."
@@ -73,7 +73,7 @@ def _are(n: int) -> str:
 
 def _room(report: ScalerReport) -> str:
     if report.ceiling is None:
-        return ""
+        return ""  # no step at all
     if report.ceiling >= HIGHEST:
         return f"; even {scale(2.0**HIGHEST)} would not overflow"
     return f"; up to {scale(2.0**report.ceiling)} none would be"
