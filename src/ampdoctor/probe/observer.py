@@ -136,7 +136,8 @@ class Observer(TorchDispatchMode):
             op = self._ops[func] = describe(func)
         place = self.locator.locate(op.name, self.order)
         self.order += 1
-        self.modules_seen.add(place.module)
+        if place.phase == "forward" or place.recomputed:
+            self.modules_seen.add(place.module)
         if op.foreign:
             self.opaque_ops[op.name] = None
         try:

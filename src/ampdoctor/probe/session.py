@@ -166,7 +166,10 @@ class _Session:
             self.plan.scale_margin_bits,
             self.plan.underflow_limit,
         )
-        search.run()
+        try:
+            search.run()
+        except KeyboardInterrupt:
+            self.interrupted = True
         self.scale_runs = () if self.interrupted else tuple(search.runs)
         configured = {id(p) for p in self.passes}
         self.passes += [p for p in search.recordings.values() if id(p) not in configured]
@@ -174,6 +177,8 @@ class _Session:
     def _at_scale(self, index: int, scale: float) -> Pass:
         self.progress(f"loss scale {scale:,.0f}, batch {index}", 1, 1)
         run = self._plain(self.workload.batches[index], candidate(self.plan, self.device, scale))
+        if run.interrupted:
+            raise KeyboardInterrupt  # no further scale is tried
         return replace(self._pass(index, run, self.exact[index], {}, run.observer.records()), role="ladder")
 
     def _plain(self, batch: Any, precision: Precision) -> Run:
