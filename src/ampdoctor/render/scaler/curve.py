@@ -40,7 +40,7 @@ class Column:
     """One column of the picture."""
 
     exponent: int
-    """Of the loss scale."""
+    """Of the loss scale with which it begins."""
     threshold: int | None
     """Exponent of the highest scale that works for all steps of this column; None where one has none."""
     skipped: bool
@@ -104,7 +104,7 @@ def _column(steps: Sequence[StepRecord]) -> Column:
     ceilings = [s.ceiling for s in steps]
     known = [c for c in ceilings if c is not None]
     return Column(
-        _exponent(steps[-1].scale),
+        _exponent(steps[0].scale),
         min(known) if len(known) == len(ceilings) else None,
         any(s.skipped for s in steps),
     )
