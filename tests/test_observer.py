@@ -183,6 +183,34 @@ def test_ops_of_a_gradient_taken_inside_forward_are_backward_ops() -> None:
     assert not any(r.recomputed for r in found)
 
 
+def gradients(seen: Pass) -> list[tuple[str, str, str, tuple[int, ...]]]:
+    """(parameter, op, dtype, shape) of each record that is a parameter's whole gradient."""
+    return [(r.parameter, r.site.op, r.stats.dtype, r.stats.shape) for r in seen.sites if r.parameter]
+
+
+def test_the_record_that_is_a_parameters_gradient_has_its_name() -> None:
+    trace = traced(Calls(lambda self, x: self.a(self.b(x)), a=nn.Linear(4, 3), b=nn.LayerNorm(4)))
+    assert gradients(pass_of(trace, "reference")) == [
+        ("a.weight", "aten::mm", "float32", (3, 4)),
+        ("a.bias", "aten::sum", "float32", (1, 3)),
+        ("b.weight", "aten::native_layer_norm_backward", "float32", (4,)),
+        ("b.bias", "aten::native_layer_norm_backward", "float32", (4,)),
+    ]
+    # Under autocast a weight's gradient is made in float16 and widened when it arrives.
+    assert [dtype for _, _, dtype, _ in gradients(pass_of(trace))] == [
+        "float16", "float16", "float32", "float32",
+    ]  # fmt: skip
+
+
+def test_the_gradient_of_a_weight_used_twice_is_the_sum() -> None:
+    trace = traced(Calls(lambda self, x: self.a(self.a(x)), a=nn.Linear(4, 4)))
+    for role in ("reference", "candidate"):
+        assert [(name, op) for name, op, _, _ in gradients(pass_of(trace, role))] == [
+            ("a.bias", "aten::add"),
+            ("a.weight", "aten::add"),
+        ]
+
+
 # ---------------------------------------------------------------- activation checkpointing
 
 
