@@ -26,9 +26,10 @@ class TensorStats:
     flushed: int | None
     """Elements this op rounded from nonzero to zero; None where the value before was not seen."""
     overflowed: int | None
-    """Elements this op rounded from finite to inf; None where the value before was not seen."""
+    """Elements this op rounded from finite to inf; None where the value before was not seen, or may have been
+    infinite itself."""
     histogram: ExponentHistogram
-    """Of the values before rounding, where those were seen; else of the elements."""
+    """In backward of the values before rounding, where those were seen; else of the elements."""
     absmax_before_rounding: float | None = None
     """Largest magnitude before rounding; None where that was not seen, or was not finite."""
 

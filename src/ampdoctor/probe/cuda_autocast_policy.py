@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -53,21 +54,24 @@ def _close() -> None:
     _casts.clear()
 
 
-def _kernels() -> Iterator[tuple[str, str, _Kernel]]:
+@functools.cache
+def _kernels() -> tuple[tuple[str, str, _Kernel], ...]:
     """A kernel for each op where the CPU's policy differs from CUDA's; elsewhere the CPU's own stays."""
     cpu = {
         name.removeprefix("aten::")
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, _KEY)
     }
+    kernels: list[tuple[str, str, _Kernel]] = []
     for name, policy in CUDA_POLICIES.items():
         op = aten_overload(name)
         # The CPU lowers every op of its own list that CUDA lowers: in C++, and with a cache of weights.
         if op is not None and not (policy is Policy.LOWER and name in cpu):
-            yield name, _KEY, _kernel(name, op, policy)
+            kernels.append((name, _KEY, _kernel(name, op, policy)))
     for name in sorted(cpu - CUDA_POLICIES.keys()):
         # Not merely left uncast: autocast stays on for the ops inside (the log_softmax of cross_entropy).
-        yield name, _KEY, torch.library.fallthrough_kernel
+        kernels.append((name, _KEY, torch.library.fallthrough_kernel))
+    return tuple(kernels)
 
 
 def _kernel(name: str, op: OpOverload, policy: Policy) -> _Kernel:
