@@ -532,6 +532,16 @@ def test_a_gradient_penalty() -> None:
     assert {(r.site.phase, r.site.module) for r in of_slopes} == {("backward", "1")}
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_torchs_own_detector_does_not_cut_the_backward_short() -> None:
+    model = Calls(lambda self, x: (self.linear(x) * 0.0).sqrt() * 0.0, linear=linear())
+    with torch.autograd.set_detect_anomaly(True):
+        trace = traced(model)
+        assert torch.is_anomaly_enabled()
+    assert [(p.raised, p.backward_ran) for p in trace.passes] == [(None, True)] * 2
+    assert any(b.reaches_gradients for b in trace.births)  # 0 * (1 / sqrt(0))
+
+
 def test_autocast_switched_off_for_cuda_is_switched_off_where_cuda_is_emulated() -> None:
     def forward(self: Calls, x: Tensor) -> Tensor:
         low = self.linear(x)

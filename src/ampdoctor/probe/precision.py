@@ -51,6 +51,8 @@ class Precision:
                 # A compiled function's graph would hide every op inside it. (Importing dynamo for this, where
                 # nothing was compiled, would cost seconds.)
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+            # The user's own detector would raise at the first NaN of a backward that is to be followed.
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))
             if self.role == "reference" or self.emulates_cuda:
                 stack.enter_context(tf32_off())
             if self.emulates_cuda:
