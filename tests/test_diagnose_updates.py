@@ -6,7 +6,7 @@ from typing import Any
 
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.report import Finding, Report
-from ampdoctor.facts.trace import OptimizerStep, ParameterUpdate
+from ampdoctor.facts.trace import OptimizerStep, ParameterUpdate, Pass
 from trace_builder import birth, candidate, environment, parameter, record, reference, source, trace
 
 SITES = (record("fc", "aten::addmm", 0),)
@@ -132,13 +132,24 @@ def test_weights_destroyed_without_an_eps_to_blame() -> None:
 
 
 def test_a_loss_scale_and_half_parameters_need_a_scaler_that_refuses_them() -> None:
-    (finding,) = found(report_on(update(), loss_scale=1024.0), "AMP302")
+    (finding,) = found(report_on(update(), loss_scale=1024.0, passes=passes_with("float16")), "AMP302")
     assert finding.severity == "warning"
     assert finding.message == (
         "FP16 gradients of 1 parameter, and a loss scale of 1,024: GradScaler refuses to unscale them."
     )
-    assert found(report_on(update()), "AMP302") == []
-    assert found(report_on(update(dtype="bfloat16"), loss_scale=1024.0), "AMP302") == []
+    assert found(report_on(update(), passes=passes_with("float16")), "AMP302") == []
+    assert found(report_on(update(), loss_scale=1024.0, passes=passes_with("bfloat16")), "AMP302") == []
+    without = {"loss_scale": 1024.0, "passes": passes_with("float16"), "optimizer_step": None}
+    assert found(report_on(update(), **without), "AMP302") == []
+
+
+def passes_with(dtype: str) -> tuple[Pass, ...]:
+    """A reference, and a candidate whose gradients are of this dtype, at both loss scales of these tests."""
+    half = (parameter("w", dtype=dtype),)
+    return (
+        reference(),
+        *(candidate(mode="half", loss_scale=s, sites=SITES, parameters=half) for s in (1.0, 1024.0)),
+    )
 
 
 def test_lost_gradients_come_before_lost_updates() -> None:

@@ -241,3 +241,12 @@ def test_a_forward_run_again_in_backward_is_no_gradient() -> None:
     """The gradients are the scale times 2^-2 and 2^8: the ceiling is 2^7."""
     (step,) = run(Checkpointed(), ONE, times(0.25), 1, init_scale=1.0).steps
     assert step.ceiling == 7
+
+
+def test_a_fused_optimizer_is_called_in_a_skipped_step_and_still_skips_it() -> None:
+    found = run(
+        Line(), ONE, times(1.0), 3, build_optimizer=lambda m: torch.optim.Adam(m.parameters(), fused=True)
+    )  # fmt: skip
+    assert skipped(found) == [0]
+    assert [s.loss for s in found.steps][:2] == [1.0, 1.0]
+    assert found.broken_weights == ()

@@ -128,7 +128,9 @@ class _Training:
         bad = self._bad(run)
         if not self._unscaled():
             return None
-        skipped = not self._stepped()
+        stepped = self._stepped()
+        # A fused optimizer is called even so, and keeps its hands off the weights itself.
+        skipped = bool(bad) or not stepped
         self.scaler.update()
         if not skipped:
             self.broken_weights = _non_finite(self.trained.items())

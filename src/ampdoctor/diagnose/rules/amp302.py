@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.outcome import find_pass
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
@@ -42,7 +43,8 @@ def check(reading: Reading) -> Iterable[Finding]:
     environment, step = reading.trace.environment, reading.trace.optimizer_step
     if step is None or environment.loss_scale == 1.0:
         return ()
-    half = [u.name for u in step.updates if u.dtype == "float16"]
+    candidate = find_pass(reading.trace, "candidate", 0, environment.loss_scale)
+    half = [p.name for p in candidate.parameters if p.dtype == "float16"] if candidate else []
     if not half:
         return ()
     message = (
