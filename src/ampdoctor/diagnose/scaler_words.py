@@ -40,8 +40,8 @@ def sentence_of(report: ScalerReport) -> str:
             return f"STILL FALLING. {_skipped(report)}, and the scale is at {scale(run.final_scale)}."
         case "settles-below-1":
             return (
-                f"SETTLES BELOW 1, at {scale(report.level or 0.0)}. No loss scale of 1 or more works, and below "
-                "1 gradients become zero that the format could hold."
+                f"SETTLES BELOW 1, at {scale(report.level or 0.0)}. No loss scale of 1 or more works, and "
+                "below 1 gradients become zero that the format could hold."
             )
         case "settles":
             return f"SETTLES at {scale(report.level or 0.0)}. {_skipped(report)}."
