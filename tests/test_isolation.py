@@ -34,6 +34,7 @@ class Meddler(nn.Module):
         self.norm = nn.BatchNorm1d(2)
         self.spare = nn.Parameter(torch.ones(2))
         self.plain = torch.zeros(2)
+        self.shift = torch.zeros(2, requires_grad=True)
         self.history: list[int] = [1]
         self.cache: dict[str, int] = {"a": 1}
         self.seen: set[int] = {1}
@@ -50,7 +51,7 @@ class Meddler(nn.Module):
             raise ValueError("in half")
         if self.ending == "is interrupted":
             raise KeyboardInterrupt
-        return self.linear(batch["x"])
+        return self.linear(batch["x"]) + self.shift
 
 
 def changed_in_place(tensor: Tensor) -> None:
@@ -93,6 +94,7 @@ MODEL: dict[str, tuple[Meddle, Look]] = {
     "a set": (lambda m, b: m.seen.add(2), lambda m, b: (id(m.seen), set(m.seen))),
     "a deque": (lambda m, b: m.queue.extend([2, 3, 4]), lambda m, b: (id(m.queue), list(m.queue))),
     "a tensor that is no buffer": (lambda m, b: changed_in_place(m.plain), lambda m, b: m.plain.tolist()),
+    "the gradient of a tensor that is no parameter": (lambda m, b: None, lambda m, b: m.shift.grad),
     "training mode": (lambda m, b: m.eval(), lambda m, b: [x.training for x in m.modules()]),
     "what needs a gradient": (
         lambda m, b: m.linear.weight.requires_grad_(False),

@@ -28,8 +28,9 @@ def isolated(model: nn.Module, batch: Any) -> Iterator[None]:
         stack.enter_context(_rng_kept())
         stack.enter_context(flags_kept())
         stack.enter_context(_modules_kept(model))
-        stack.enter_context(_plain_tensors_kept(model))
-        stack.enter_context(_leaves_kept([*model.parameters(), *_leaves(batch)]))
+        plain = _plain_tensors(model)
+        stack.enter_context(_values_kept(plain))
+        stack.enter_context(_leaves_kept([*model.parameters(), *plain, *_leaves(batch)]))
         yield
 
 
@@ -186,16 +187,21 @@ _SEQUENCES = (list, collections.deque)
 _CONTAINERS = (*_SEQUENCES, dict, collections.OrderedDict, collections.defaultdict, set)
 
 
-@contextmanager
-def _plain_tensors_kept(model: nn.Module) -> Iterator[None]:
-    """Lets a pass write to copies of the tensors that are attributes and no buffers."""
+def _plain_tensors(model: nn.Module) -> list[Tensor]:
+    """The tensors that are attributes of modules and neither parameters nor buffers."""
     tensors = {
         id(v): v
         for module in model.modules()
         for v in vars(module).values()
         if type(v) is Tensor and v.layout == torch.strided and not v.is_inference() and not v.is_meta
     }
-    originals = [(tensor, tensor.data) for tensor in tensors.values()]
+    return list(tensors.values())
+
+
+@contextmanager
+def _values_kept(tensors: list[Tensor]) -> Iterator[None]:
+    """Lets a pass write to copies."""
+    originals = [(tensor, tensor.data) for tensor in tensors]
     try:
         for tensor, data in originals:
             tensor.data = data.clone()
