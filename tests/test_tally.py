@@ -67,6 +67,14 @@ singles = st.lists(
 )
 
 
+@pytest.mark.parametrize("copies", [1, 20_000])
+def test_every_kind_of_nan_before_rounding_is_one(copies: int) -> None:
+    bits = torch.tensor([0x7FFFFFFF, 0x7F800001, 0x7FC00000, -1, -0x800000 + 1], dtype=torch.int32)
+    before = torch.cat([bits.view(torch.float32), torch.tensor([1.0, INF])]).repeat(copies)
+    stats = counted(before.half(), before, True)
+    assert (stats.nan, stats.inf, stats.histogram.counts) == (5 * copies, copies, {0: copies})
+
+
 @settings(deadline=None, max_examples=50)
 @given(bits16)
 def test_every_pattern_of_float16(bits: list[int]) -> None:

@@ -71,8 +71,8 @@ class Pattern:
         second = scratch[n : 2 * n]
         torch.bitwise_and(bits, 0x7FFFFFFF, out=first)
         torch.bitwise_right_shift(first, 17, out=second)
-        first.add_(0x1FFFF).bitwise_right_shift_(17)
-        torch.add(first, second, out=out)
+        first.neg_().bitwise_right_shift_(17)  # rounds up, negated; adding first would overflow on a NaN
+        torch.sub(second, first, out=out)
 
     def bins_of_smallest(self) -> Tensor:
         """The bins of the patterns with exponent field 0 (zero and the subnormals), in order."""
