@@ -29,7 +29,8 @@ class TensorStats:
     """Elements this op rounded from finite to inf; None where the value before was not seen, or may have been
     infinite itself."""
     histogram: ExponentHistogram
-    """In backward of the values before rounding, where those were seen; else of the elements."""
+    """In backward of the values before rounding, where those were seen; else of the elements. Empty for a
+    wide tensor of the candidate: nothing is rounded there, and its twin in the reference has one."""
     absmax_before_rounding: float | None = None
     """Largest magnitude before rounding; None where that was not seen, or was not finite."""
 

@@ -8,10 +8,7 @@ element). Tensors too small to pay for a 32768-bin count each are pooled and cou
 from __future__ import annotations
 
 import functools
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Barrier
 
 import torch
 from torch import Tensor
@@ -32,8 +29,6 @@ _CHUNK = 1 << 20
 """Patterns counted at a time: 2 MiB of int16."""
 _PIECE = 1 << 17
 """Elements turned into patterns at a time: 1 MiB of scratch, which stays in a core's own cache."""
-_SHARED = 1 << 18
-"""Elements from which a tensor is counted by all threads: handing a part over costs as much as 40,000."""
 
 
 @dataclass(frozen=True)
@@ -199,52 +194,24 @@ def _count_patterns(flat: Tensor, pattern: Pattern) -> Tensor:
             pattern.of(piece, out, scratch.integers)
         return _bincount(patterns, _PATTERNS)
 
-    threads = torch.get_num_threads()
-    if flat.device.type != "cpu" or threads == 1 or flat.numel() < _SHARED:
-        counts = [count(chunk) for chunk in flat.split(_CHUNK)]
-    else:
-        # bincount runs on one core; torch lets go of the interpreter while it does.
-        share = -(-flat.numel() // threads)
-        counts = list(_workers(threads).map(count, flat.split(min(share, _CHUNK))))
+    counts = [count(chunk) for chunk in flat.split(_CHUNK)]
     return counts[0] if len(counts) == 1 else torch.stack(counts).sum(0)
-
-
-class _Scratch(threading.local):
-    """Memory a thread works in, by device."""
-
-    def __init__(self) -> None:
-        self.by_device: dict[torch.device, _Buffers] = {}
 
 
 @dataclass(frozen=True)
 class _Buffers:
+    """Memory to work in."""
+
     patterns: Tensor
     integers: Tensor
 
 
-_THREADS_OWN = _Scratch()
-
-
-def _scratch(device: torch.device) -> _Buffers:
-    buffers = _THREADS_OWN.by_device.get(device)
-    if buffers is None:
-        buffers = _THREADS_OWN.by_device[device] = _Buffers(
-            torch.empty(_CHUNK, dtype=torch.int16, device=device),
-            torch.empty(2 * _PIECE, dtype=torch.int32, device=device),
-        )
-    return buffers
-
-
 @functools.cache
-def _workers(threads: int) -> ThreadPoolExecutor:
-    """Threads that count, each on one core: their ops must not share themselves out once more."""
-    barrier = Barrier(threads + 1)
-    pool = ThreadPoolExecutor(threads, "ampdoctor-count", initializer=torch.set_num_threads, initargs=(1,))
-    for _ in range(threads):
-        pool.submit(barrier.wait)
-    barrier.wait()
-    torch.set_num_threads(threads)  # what new threads of the user's start with is a number of the process
-    return pool
+def _scratch(device: torch.device) -> _Buffers:
+    return _Buffers(
+        torch.empty(_CHUNK, dtype=torch.int16, device=device),
+        torch.empty(2 * _PIECE, dtype=torch.int32, device=device),
+    )
 
 
 def _bincount(keys: Tensor, size: int) -> Tensor:

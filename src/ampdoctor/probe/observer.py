@@ -72,12 +72,15 @@ Unrounded = Mapping[int, Tensor]
 class Observer(TorchDispatchMode):
     """Records the statistics of every floating-point tensor that an op makes.
 
-    ``emulate`` runs each op as a GPU would round it.
+    ``emulate`` runs each op as a GPU would round it. ``wide_exponents`` counts FP32 tensors by exponent as
+    well: the reference does; in the candidate it would cost as much again and tell the same.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, locator: Locator, *, emulate: bool, autocasts: bool) -> None:
+    def __init__(
+        self, locator: Locator, *, emulate: bool, autocasts: bool, wide_exponents: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.locator = locator
         self.emulate = emulate
@@ -93,6 +96,7 @@ class Observer(TorchDispatchMode):
         self.modules_seen: set[str] = set()
         """Modules inside which at least one op ran."""
         self._autocasts = autocasts
+        self._wide_exponents = wide_exponents
         self._ops: dict[AnyOp, Op] = {}
         self._nth: dict[tuple[str, str, str], int] = {}
         self._rows: StorageMap[tuple[Identity, int]] = StorageMap()
@@ -219,7 +223,12 @@ class Observer(TorchDispatchMode):
                 if known[0] == _identity(source):
                     return self.tally.add_upcast(tensor, known[1])
         # What a loss scale would do to backward is read from its histograms, ties and all.
-        row = self.tally.add(tensor.resolve_conj(), unrounded, ties=place.phase == "backward")
+        row = self.tally.add(
+            tensor.resolve_conj(),
+            unrounded,
+            ties=place.phase == "backward",
+            exponents=self._wide_exponents or tensor.itemsize <= 2,
+        )
         self._rows.put(tensor, (_identity(tensor), row))
         return row
 

@@ -183,7 +183,12 @@ class _Session:
 
     def _plain(self, batch: Any, precision: Precision) -> Run:
         def make(locator: Any) -> Observer:
-            return Observer(locator, emulate=precision.emulates_cuda, autocasts=_autocasts(precision))
+            return Observer(
+                locator,
+                emulate=precision.emulates_cuda,
+                autocasts=_autocasts(precision),
+                wide_exponents=precision.role == "reference",
+            )
 
         run = run_pass(self.workload, batch, precision, self.plan.seed, make)
         self.opaque_ops.update(run.observer.opaque_ops)

@@ -42,13 +42,17 @@ class Tally:
         self._extremes = _Scalars()
         self._extremes_before = _Scalars()
         self._nonzero_before = _Scalars()
+        self._nonzero = _Scalars()
 
-    def add(self, output: Tensor, unrounded: Tensor | None, ties: bool = False) -> int:
+    def add(
+        self, output: Tensor, unrounded: Tensor | None, ties: bool = False, exponents: bool = True
+    ) -> int:
         """The row number of ``output``, a dense floating-point tensor, now counted.
 
         ``unrounded`` is the FP32 value that was rounded to give ``output``, where it is at hand: flushed and
         overflowed elements are then counted. With ``ties`` the histogram is of those values, exact powers of
-        two told apart: what a loss scale would do is read from it.
+        two told apart: what a loss scale would do is read from it. Without ``exponents`` there is none; NaNs
+        and infinities are then counted as one, until the second look counts them.
         """
         row = len(self._rows)
         if output.is_complex():
@@ -61,7 +65,10 @@ class Tally:
             return row
         self._extremes.add(row, *_aminmax(output))
         if unrounded is None or unrounded.shape != output.shape:
-            self._exponents.add(row, output, ties=False)
+            if exponents:
+                self._exponents.add(row, output, ties=False)
+            else:
+                self._nonzero.add(row, torch.count_nonzero(output))
             return row
         known.rounded, known.ties = True, ties
         before = unrounded.detach()
@@ -79,7 +86,7 @@ class Tally:
     def read(self) -> list[TensorStats]:
         """The statistics of every row, in the order they were added. Waits for the device."""
         extremes, before = self._extremes.read(), self._extremes_before.read()
-        nonzero = self._nonzero_before.read()
+        nonzero_before, nonzero = self._nonzero_before.read(), self._nonzero.read()
         bins = self._exponents.read()
         stats: list[TensorStats] = []
         for i, row in enumerate(self._rows):
@@ -89,13 +96,19 @@ class Tally:
                 empty = ExponentHistogram()
                 stats.append(TensorStats(row.dtype, row.shape, None, None, None, 0, 0, 0, None, None, empty))
             else:
-                (low, high), histogram = extremes[i], _histogram(bins[i])
+                (low, high) = extremes[i]
+                if i in nonzero:
+                    stats.append(_without_exponents(row, (low, high), int(nonzero[i][0])))
+                    continue
+                histogram = _histogram(bins[i])
                 if not row.rounded:
                     stats.append(_plain(row, (low, high), histogram))
                 elif row.ties:
                     stats.append(_by_values_before(row, (low, high), histogram, before[i]))
                 else:
-                    stats.append(_by_elements(row, (low, high), histogram, before[i], int(nonzero[i][0])))
+                    stats.append(
+                        _by_elements(row, (low, high), histogram, before[i], int(nonzero_before[i][0]))
+                    )
         return stats
 
 
@@ -153,6 +166,15 @@ def _plain(row: _Row, extremes: Extremes, histogram: ExponentHistogram) -> Tenso
         row.dtype, row.shape, *extremes, _absmax(extremes), histogram.nans, histogram.infs, histogram.zeros,
         None, None, histogram,
     )  # fmt: skip
+
+
+def _without_exponents(row: _Row, extremes: Extremes, nonzero: int) -> TensorStats:
+    nan = int(math.isnan(extremes[0]))
+    inf = int(not nan and _absmax(extremes) is None)
+    zeros = math.prod(row.shape) - nonzero
+    return TensorStats(
+        row.dtype, row.shape, *extremes, _absmax(extremes), nan, inf, zeros, None, None, ExponentHistogram()
+    )
 
 
 def _by_values_before(
