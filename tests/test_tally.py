@@ -287,3 +287,10 @@ def test_a_wider_copy_of_nothing() -> None:
 
 def test_an_empty_tally_reads_as_nothing() -> None:
     assert Tally().read() == []
+
+
+@pytest.mark.parametrize("copies", [1, 20_000])
+def test_float64_beyond_float32_is_neither_infinite_nor_zero(copies: int) -> None:
+    stats = counted(torch.tensor([1e60, -1e-60, 1.0, 0.0], dtype=torch.float64).repeat(copies), None)
+    assert (stats.inf, stats.zeros, stats.absmax) == (0, copies, 1e60)
+    assert stats.histogram.counts == {127: copies, -126: copies, 0: copies}

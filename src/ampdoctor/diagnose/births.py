@@ -9,7 +9,7 @@ from ampdoctor.diagnose.cause import GENUINE, cause_of
 from ampdoctor.diagnose.inferred import inferred_birth
 from ampdoctor.diagnose.outcome import find_pass, is_healthy, is_materially_wrong
 from ampdoctor.facts.site import Site
-from ampdoctor.facts.trace import Birth, Trace
+from ampdoctor.facts.trace import Birth, Pass, Trace
 
 FAULT = "fault"
 """Reaches the loss or a gradient, and no other birth explains it."""
@@ -71,12 +71,13 @@ def _judge(trace: Trace) -> tuple[JudgedBirth, ...]:
     births = {birth.id: birth for birth in trace.births}
     reach = _reach(births)
     harmed = {batch: _harmed(trace, batch) for batch in {b.batch for b in trace.births}}
+    stopped = {p.batch for p in trace.passes if p.role == "candidate" and stopped_by_itself(p)}
     recomputed = {r.site for p in trace.passes for r in p.sites if r.recomputed}
     judged = [
         JudgedBirth(
             b,
             cause_of(b),
-            _standing(b, births, reach[b.id], harmed[b.batch]),
+            _standing(b, births, reach[b.id], harmed[b.batch], b.batch in stopped),
             *reach[b.id],
             recomputed=b.site in recomputed,
         )
@@ -125,7 +126,9 @@ def _reach(births: Mapping[int, Birth]) -> dict[int, Reach]:
     return reach
 
 
-def _standing(birth: Birth, births: Mapping[int, Birth], reach: Reach, reference_harmed: bool) -> str:
+def _standing(
+    birth: Birth, births: Mapping[int, Birth], reach: Reach, reference_harmed: bool, stopped: bool
+) -> str:
     if birth.origin == "declared":
         return NATURAL
     if birth.origin != "op":
@@ -134,8 +137,8 @@ def _standing(birth: Birth, births: Mapping[int, Birth], reach: Reach, reference
         return CONSEQUENCE
     if birth.reference == "same" and not reference_harmed:
         return NATURAL  # FP32 has it at the same elements and comes out healthy
-    if reach[0] or reach[1]:
-        return FAULT
+    if reach[0] or reach[1] or stopped:
+        return FAULT  # a model that raises on finding it lets it reach nothing else
     return NATURAL if birth.reference == "same" else HARMLESS
 
 
@@ -167,6 +170,11 @@ def _explains(parent: Birth, child: Birth) -> bool:
     An infinity that FP32 has too does not explain a NaN that FP32 has not: something else turned it bad.
     """
     return parent.origin == "op" and (parent.reference != "same" or child.reference == "same")
+
+
+def stopped_by_itself(candidate: Pass) -> bool:
+    """The model's own Python code raised, not an op: a check that found a bad value, mostly."""
+    return candidate.raised is not None and not candidate.raised.op
 
 
 def _harmed(trace: Trace, batch: int) -> bool:

@@ -13,6 +13,7 @@ from ampdoctor.diagnose.births import (
     in_order,
     judge_births,
     only_the_derivative,
+    stopped_by_itself,
 )
 from ampdoctor.diagnose.cause import FLUSH, GENUINE, RANGE
 from ampdoctor.diagnose.outcome import GradientDamage, find_pass, gradient_damage
@@ -84,10 +85,12 @@ def _verdict(
     bad_input = _bad_input(births)
     if bad_input is not None:
         return "bad-input", bad_input
+    headline = headline_of(births)
+    if raised is not None and headline is not None and stopped_by_itself(raised):
+        return _birth_verdict(headline), headline  # what the model found when it stopped was born there
     if raised is not None:
         holds_no_constant = raised.raised is not None and raised.raised.constant is not None
         return ("forward-overflow" if holds_no_constant else "raises"), None
-    headline = headline_of(births)
     no_scale = scales is not None and scales.window is None
     if headline is not None:
         verdict = _birth_verdict(headline)

@@ -19,6 +19,9 @@ LOST_ERROR = 0.05
 NOISE = 1e-5
 """A gradient this far below the largest of its own module is rounding noise around zero (FP32 keeps 6e-8, and
 a sum of many terms ten times less): a bias in front of a BatchNorm, the bias of an attention key."""
+UNSURE = 0.1
+"""A reference gradient that errs by more than this against float64 is itself rounding noise (a third and
+more), or so ill-conditioned that it says nothing of another precision. Healthy ones err by 1e-4."""
 SCALE_DEPENDENT = 2.0
 """An error that falls by this factor at a better scale was underflow; one that stays is plain rounding."""
 
@@ -29,7 +32,12 @@ def without_noise(parameters: Sequence[ParameterGradient]) -> list[ParameterGrad
     for p in parameters:
         module = p.name.rpartition(".")[0]
         largest[module] = max(largest.get(module, 0.0), p.reference_absmax or 0.0)
-    return [p for p in parameters if (p.reference_absmax or 0.0) > NOISE * largest[p.name.rpartition(".")[0]]]
+    return [
+        p
+        for p in parameters
+        if (p.reference_absmax or 0.0) > NOISE * largest[p.name.rpartition(".")[0]]
+        and (p.reference_error is None or p.reference_error <= UNSURE)
+    ]
 
 
 def lost_fraction(parameter: ParameterGradient) -> float | None:

@@ -115,6 +115,8 @@ class ParameterGradient:
     cosine: float | None
     reference_norm: float | None = None
     """2-norm of the reference gradient."""
+    reference_error: float | None = None
+    """Relative error of the reference gradient itself, against float64; None where that was not asked."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class ExponentCounter:
         """
         if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             # float64 and the 8-bit formats: rare, and small enough to go through FP32's exponents.
-            x = x.float()
+            x = _within_float32(x)
         flat = x.detach().contiguous().view(-1)
         if flat.stride(0) != 1:
             flat = flat.as_strided((1,), (1,))  # one element, expanded: contiguous by name only
@@ -182,6 +182,16 @@ class ExponentCounter:
 
 _TOGETHER = 64
 """Pooled tensors counted in one go: 64 ranges of 32768 counters are 16 MiB."""
+
+
+def _within_float32(x: Tensor) -> Tensor:
+    """x in float32; what is finite and not zero stays so, at the last exponent where it lies outside."""
+    if x.dtype != torch.float64:
+        return x.float()
+    limits = torch.finfo(torch.float32)
+    near = torch.where(torch.isinf(x), x, x.clamp(limits.min, limits.max))
+    small = (near != 0) & (near.abs() < limits.tiny)
+    return torch.where(small, limits.tiny, near).float()
 
 
 def _count_patterns(flat: Tensor, pattern: Pattern) -> Tensor:

@@ -37,7 +37,7 @@ class Precision:
     def weights(self) -> torch.dtype | None:
         """The dtype that floating weights and batch tensors are cast to; None: as they are."""
         if self.role == "reference":
-            return torch.float32
+            return self.dtype
         return self.dtype if self.mode == "half" else None
 
     @contextmanager

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.errors import ProbeError
+from ampdoctor.facts.gradient_harm import LOST_ERROR, without_noise
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import (
     Birth,
-    ModuleRecord,
     OptimizerStep,
+    ParameterGradient,
     Pass,
     Raised,
     ScaleRun,
@@ -30,10 +31,12 @@ from ampdoctor.probe.births import Seen, describe_births
 from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.gradients import compare_gradients
 from ampdoctor.probe.isolation import refuse_without_values
+from ampdoctor.probe.module_records import module_records
 from ampdoctor.probe.observer import Observer
 from ampdoctor.probe.origin import Newborn, SecondLook
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.precision import Precision, candidate, choose_device, reference
+from ampdoctor.probe.reference_noise import reference_errors
 from ampdoctor.probe.reference_watch import ReferenceWatch
 from ampdoctor.probe.run import Run, run_pass
 from ampdoctor.probe.scale_search import ScaleSearch
@@ -66,6 +69,8 @@ class _Session:
     left_ops: dict[str, None] = field(default_factory=dict)
     exact: dict[int, Run] = field(default_factory=dict)
     """Batch -> its reference run, whose gradients later passes are compared with."""
+    noise: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Batch -> errors of its reference gradients against float64, where they were asked for."""
     scale_runs: tuple[ScaleRun, ...] = ()
     optimizer_step: OptimizerStep | None = None
     first_candidate: Run | None = None
@@ -92,7 +97,7 @@ class _Session:
             self._step_optimizer()
         return Trace(
             environment=environment_of(self.workload, self.plan, self.device),
-            modules=self._modules(),
+            modules=module_records(self.workload, self.first_candidate),
             bad_tensors=bad,
             passes=tuple(self.passes),
             births=tuple(self.births),
@@ -258,11 +263,24 @@ class _Session:
             loss_dtype=str(run.loss.dtype).removeprefix("torch.") if run.loss is not None else "",
             raised=run.raised,
             sites=tuple(_with_counts(r, counts) for r in records),
-            parameters=compare_gradients(run.gradients, p.loss_scale, exact.gradients),
+            parameters=self._compared(index, run, exact),
             seconds=run.seconds,
             backward_ran=run.backward_ran,
             interrupted=run.interrupted,
         )
+
+    def _compared(self, index: int, run: Run, exact: Run) -> tuple[ParameterGradient, ...]:
+        """The gradients against the reference's; where one is far off, with how far that can be trusted."""
+        compared = compare_gradients(run.gradients, run.precision.loss_scale, exact.gradients)
+        errors = [p.relative_error or 0.0 for p in without_noise(compared)]
+        if run is exact or self.interrupted or max(errors, default=0.0) <= LOST_ERROR:
+            return compared
+        if index not in self.noise:
+            self.progress(f"float64 reference, batch {index}", 1, 1)
+            self.noise[index] = reference_errors(
+                self.workload, self.workload.batches[index], self.plan.seed, exact
+            )
+        return tuple(replace(p, reference_error=self.noise[index].get(p.name)) for p in compared)
 
     def _refuse_general_failure(self, batch: Any, exact: Run, run: Run) -> None:
         """A model that raises the same in FP32 has a plain bug; there is nothing to compare."""
@@ -314,22 +332,6 @@ class _Session:
 
     # -- facts about the whole
 
-    def _modules(self) -> tuple[ModuleRecord, ...]:
-        run = self.first_candidate
-        calls = run.modules.calls if run is not None else {}
-        seen = run.observer.modules_seen if run is not None else set()
-        return tuple(
-            ModuleRecord(
-                path=path,
-                type=_type_name(module),
-                calls=calls.get(path, 0),
-                parameters=sum(p.numel() for p in module.parameters(recurse=False)),
-                opaque=_is_opaque(path, module, calls, seen),
-                compiled=path in self.workload.compiled,
-            )
-            for path, module in self.workload.model.named_modules()
-        )
-
 
 def _without_history(step: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
     def forward(model: nn.Module, batch: Any) -> Any:
@@ -363,24 +365,6 @@ def _with_counts(record: SiteRecord, counts: dict[Site, Any]) -> SiteRecord:
             overflowed=None if overflowed is None else min(overflowed, exact.inf),
         ),
     )  # fmt: skip
-
-
-def _is_opaque(path: str, module: nn.Module, calls: dict[str, int], seen: set[str]) -> bool:
-    """It ran, it has no children to do its work, and yet no op was seen in it."""
-    return (
-        calls.get(path, 0) > 0
-        and path not in seen
-        and not any(True for _ in module.children())
-        and (
-            any(True for _ in module.parameters(recurse=False)) or isinstance(module, torch.jit.ScriptModule)
-        )
-    )
-
-
-def _type_name(module: nn.Module) -> str:
-    if isinstance(module, torch.jit.ScriptModule):
-        return str(getattr(module, "original_name", type(module).__name__))
-    return type(module).__name__
 
 
 def _where(raised: Raised) -> str:

@@ -48,7 +48,7 @@ def check(reading: Reading) -> Iterable[Finding]:
     return (
         Finding(
             code=CODE,
-            severity="error",
+            severity="error" if reading.basis is None else "info",
             title=TITLE,
             module=raised.module,
             op=raised.op,
@@ -61,7 +61,7 @@ def check(reading: Reading) -> Iterable[Finding]:
                 "batch": reading.raised.batch,
                 "emulated_refusal": raised.emulated_refusal,
             },
-            remedy=_remedy(raised),
+            remedy=_remedy(raised) if reading.basis is None else "It goes with the fault that it found.",
         ),
     )
 
