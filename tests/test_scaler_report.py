@@ -81,6 +81,26 @@ def test_it_settles_and_the_wasted_steps_are_counted() -> None:
     assert report.remedy == "Start there, and no step is wasted: torch.amp.GradScaler(init_scale=2.0**12)."
 
 
+def test_a_level_that_was_grown_into_is_no_scale_to_start_at() -> None:
+    report = report_on([12] * 4 + [14] * 6, init_scale=2.0**14, interval=4)  # falls to 2^12, grows to 2^13
+    assert (report.outcome, report.level, report.at_start, report.later) == ("settles", 8192.0, 2, 0)
+    assert report.sentence == (
+        "SETTLES at 8,192. 2 of 10 steps are skipped on the way down from 16,384 to 4,096, from where it "
+        "grows."
+    )
+    assert report.remedy == (
+        "Start at 4,096, and no step is wasted on the way down: torch.amp.GradScaler(init_scale=2.0**12)."
+    )
+
+
+def test_a_level_that_the_first_step_does_not_bear_is_no_scale_to_start_at() -> None:
+    report = report_on([10, 12, 12, 12], init_scale=2.0**13)
+    assert (report.level, report.at_start) == (4096.0, 1)
+    assert report.remedy == (
+        "Start at 1,024, and no step is wasted on the way down: torch.amp.GradScaler(init_scale=2.0**10)."
+    )
+
+
 def test_steps_skipped_later_are_told_apart() -> None:
     report = report_on([14, 14, 14, 14, 12, 12, 12, 12])
     assert (report.at_start, report.later, report.level) == (2, 2, 4096.0)

@@ -64,7 +64,10 @@ def _skipped(report: ScalerReport) -> str:
         return f"{report.later:,} of {steps} {_are(report.later)} skipped along the way"
     later = f", {report.later:,} later" if report.later else ""
     early = f"{report.at_start:,} of {steps} {_are(report.at_start)} skipped"
-    return f"{early} on the way down from {start}{later}"
+    first = next((s.scale for s in report.run.steps if not s.skipped), None)
+    grown = first is not None and report.level is not None and first < report.level
+    bottom = f" to {scale(first)}, from where it grows" if first is not None and grown else ""
+    return f"{early} on the way down from {start}{bottom}{later}"
 
 
 def _are(n: int) -> str:
@@ -102,10 +105,22 @@ def remedy_of(report: ScalerReport) -> str:
             f"{'batch' if len(batches) == 1 else 'batches'} {listing(batches)} with `ampdoctor scan`."
         )
     if outcome == "settles" and report.at_start and report.level:
-        return f"Start there, and no step is wasted: {_start_at(report.level)}."
+        start = min(report.level, _no_higher_at_start(report))
+        if start < report.level:
+            return f"Start at {scale(start)}, and no step is wasted on the way down: {_start_at(start)}."
+        return f"Start there, and no step is wasted: {_start_at(start)}."
     if outcome == "settles":
         return "Nothing to do: a skipped step now and then is how a scaler finds the edge."
     return ""
+
+
+def _no_higher_at_start(report: ScalerReport) -> float:
+    """The highest scale at which no step up to the first one taken would have been skipped.
+
+    The level may be above it: reached by growth, or borne by the later steps only.
+    """
+    early = report.run.steps[: report.at_start + 1]
+    return min([early[-1].scale, *(math.ldexp(1.0, s.ceiling) for s in early if s.ceiling is not None)])
 
 
 def _start_at(level: float) -> str:
