@@ -105,10 +105,10 @@ def remedy_of(report: ScalerReport) -> str:
             f"{'batch' if len(batches) == 1 else 'batches'} {listing(batches)} with `ampdoctor scan`."
         )
     if outcome == "settles" and report.at_start and report.level:
-        start = min(report.level, _no_higher_at_start(report))
-        if start < report.level:
-            return f"Start at {scale(start)}, and no step is wasted on the way down: {_start_at(start)}."
-        return f"Start there, and no step is wasted: {_start_at(start)}."
+        level = min(report.level, _no_higher_at_start(report))
+        if level < report.level:
+            return f"Start at {scale(level)}, and no step is wasted on the way down: {_start_at(level)}."
+        return f"Start there, and no step is wasted: {_start_at(level)}."
     if outcome == "settles":
         return "Nothing to do: a skipped step now and then is how a scaler finds the edge."
     return ""
