@@ -342,7 +342,20 @@ def test_fresh_memory_that_is_read_is_a_fault_of_the_op_that_reads_it() -> None:
 def test_the_samples_that_hold_it() -> None:
     x = torch.tensor([[1.0, 2.0], [300.0, 1.0], [1.0, 400.0]])
     birth = the_birth(halved(lambda self, x: x * x, x))
-    assert (birth.index, birth.count, birth.samples) == ((1, 0), 2, (1, 2))
+    assert (birth.count, birth.samples) == (2, (1, 2))
+
+
+def test_the_element_furthest_out_of_range_stands_for_the_birth() -> None:
+    x = torch.tensor([[300.0, 1.0], [1.0, -400.0], [-310.0, 1.0]])
+    birth = the_birth(halved(lambda self, x: x * x.abs(), x))
+    assert (birth.index, birth.count) == ((1, 1), 3)
+    assert (birth.exact_value, birth.reference_value) == (-160000.0, -160000.0)
+
+
+def test_where_the_first_element_is_infinite_in_float64_too_it_stands_for_the_birth() -> None:
+    # 1e-9 is 0 in half: the first quotient is a flush's, and has no size that 307,200 could be compared with
+    birth = the_birth(halved(lambda self, x: x[0] / x[1], torch.tensor([[1.0, 300.0], [1e-9, 2.0**-10]])))
+    assert (birth.index, birth.count, birth.rerun, birth.reference) == ((0,), 2, "inf", "finite")
 
 
 def test_no_samples_where_the_first_dimension_is_not_the_batch() -> None:

@@ -209,11 +209,13 @@ class Birth:
     forward_op: str
     implicit_cast: bool
     name: str
-    """For ``batch``, ``parameter``, ``buffer``: which tensor. Otherwise ''."""
+    """For ``batch``, ``parameter``, ``buffer``: which tensor. For an op that casts a weight or buffer to the
+    low precision before the pass: ``parameter fc.weight``. Otherwise ''."""
     shape: tuple[int, ...]
     """As the user sees it: where a view follows at once (nn.Linear flattens its input), the view's shape."""
     index: tuple[int, ...]
-    """The first element born bad that is not bad at this site of the reference, else the first born bad."""
+    """Of the elements born bad that are not bad at this site of the reference, else of all born bad: the one
+    that is furthest past the format's end, or the first where that one has no finite value in float64."""
     count: int
     """Elements born bad in this op."""
     samples: tuple[int, ...] | None

@@ -11,7 +11,7 @@ from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Birth, OperandFact, Pass, SiteRecord, ZeroOrigin
 from ampdoctor.probe.location import source_of
 from ampdoctor.probe.origin import Newborn, SecondLook
-from ampdoctor.probe.reference_watch import CAST, Twin
+from ampdoctor.probe.reference_watch import CAST, Twin, telling_element
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _fact(
     birth: Newborn, seen: Seen, numbers: dict[int, int], twin: Twin | None, sites: dict[Site, SiteRecord]
 ) -> Birth:
     shape = tuple(birth.mask.shape)
-    where = twin.flat_index if twin is not None else int(birth.mask.reshape(-1).int().argmax())
+    where = twin.flat_index if twin is not None else telling_element(birth, birth.mask.reshape(-1))
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(where), shape)) if shape else ()
     exact, rerun = _exact_at(birth, where)
     place = birth.place

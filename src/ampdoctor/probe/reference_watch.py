@@ -26,7 +26,7 @@ class Twin:
     reference: str
     """``finite`` | ``same`` | ``absent``"""
     flat_index: int
-    """The first born-bad element that is not bad here; else the first born bad."""
+    """``telling_element`` of those born bad that are not bad here; else of all born bad."""
     value: float | None
 
 
@@ -58,8 +58,23 @@ class ReferenceWatch(Observer):
         values = readable(tensor.detach()).reshape(-1).cpu()
         sound = mask & torch.isfinite(values)
         differs = bool(sound.any())
-        index = int((sound if differs else mask).int().argmax())
+        index = telling_element(birth, sound if differs else mask)
         number = values[index]
         self.twins[id(birth)] = Twin(
             "finite" if differs else "same", index, None if number.is_complex() else float(number)
         )
+
+
+def telling_element(birth: Newborn, among: Tensor) -> int:
+    """The flat index of the element that stands for a birth: the one furthest past the format's end.
+
+    ``among``: a flat mask of the elements to choose from. Where the first of them is infinite or NaN in
+    float64 too, or was not run, there is no such thing as furthest, and the first stands for all.
+    """
+    first = int(among.int().argmax())
+    if birth.exact is None or birth.exact.numel() != among.numel():
+        return first
+    sizes = birth.exact.reshape(-1).abs()
+    if not bool(torch.isfinite(sizes[first])):
+        return first
+    return int(torch.where(among & torch.isfinite(sizes), sizes, -1.0).argmax())

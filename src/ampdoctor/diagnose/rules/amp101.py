@@ -11,10 +11,10 @@ What it means
 How it is found
     The op whose inputs are finite and whose output is not is run once more on
     the same inputs in float64. It is an overflow where that gives a finite
-    number; this is the exact value in the report. The FP32 pass must not have
-    the same infinity in the same place. Severity is error where the value
-    reaches the loss or a gradient, or makes them wrong; info where it is
-    absorbed and the outcome agrees with FP32.
+    number; the largest of the tensor is the exact value in the report. The
+    FP32 pass must not have the same infinity in the same place. Severity is
+    error where the value reaches the loss or a gradient, or makes them wrong;
+    info where it is absorbed and the outcome agrees with FP32.
 
 What to do
     1. Run this op in FP32: torch.autocast(device_type, enabled=False) around
