@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import date
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ampdoctor.diagnose.engine import diagnose
+from ampdoctor.diagnose.policy import Policy
 from ampdoctor.errors import ConfigError, LoadError, ProbeError
 from ampdoctor.facts.trace import Trace
 from ampdoctor.probe.plan import Plan
@@ -288,6 +291,56 @@ def test_a_loss_that_depends_on_no_parameter() -> None:
 def test_a_parameter_that_takes_no_part_has_no_gradient() -> None:
     trace = traced(Calls(lambda self, x: self.used(x), used=linear(), unused=linear()))
     assert [p.name for p in pass_of(trace).parameters] == ["used.weight", "used.bias"]
+
+
+# ---------------------------------------------------------------- weights and buffers cast to half
+
+
+class Shifted(nn.Module):
+    """The identity, times a weight, plus a buffer."""
+
+    def __init__(self, weight: list[float], shift: list[float]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+        self.register_buffer("shift", torch.tensor(shift))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.shift
+
+
+@pytest.mark.parametrize(
+    ("weight", "shift", "name", "index"),
+    [
+        ([1.0, 1e5], [0.0, 0.0], "parameter inner.weight", 1),
+        ([1.0, 1.0], [1e5, 0.0], "buffer inner.shift", 0),
+    ],
+)
+def test_what_the_cast_of_a_weight_or_buffer_makes_infinite_is_an_overflow(
+    weight: list[float], shift: list[float], name: str, index: int
+) -> None:
+    model = Calls(lambda self, x: self.inner(x), inner=Shifted(weight, shift))
+    trace = traced(model, torch.ones(2, 2), mode="half")
+    (birth,) = (b for b in trace.births if not b.parents)
+    assert (birth.origin, birth.name, birth.value) == ("op", name, "inf")
+    assert birth.site is not None
+    assert (birth.site.module, birth.site.op) == ("inner", "aten::_to_copy")
+    assert (birth.exact_value, birth.rerun, birth.index, birth.samples) == (1e5, "finite", (index,), None)
+    report = diagnose(trace, Policy(today=date(2026, 1, 1)))
+    assert report.verdict == "forward-overflow"
+    assert [f.message for f in report.findings if f.severity == "error"] == [
+        f"{name} holds 100,000; FP16 ends at 65,504."
+    ]
+
+
+def test_a_weight_that_is_infinite_as_built_is_bad_input() -> None:
+    trace = traced(Shifted([1.0, float("inf")], [0.0, 0.0]), torch.ones(2, 2), mode="half")
+    assert [(b.origin, b.name) for b in trace.births] == [("parameter", "weight")]
+
+
+def test_a_mask_that_the_cast_makes_infinite_and_a_softmax_takes_in_is_harmless() -> None:
+    model = Calls(lambda self, x: torch.softmax(self.inner(x), -1), inner=Shifted([1.0, 1.0], [0.0, -1e9]))
+    report = diagnose(traced(model, torch.ones(2, 2), mode="half"), Policy(today=date(2026, 1, 1)))
+    assert (report.verdict, {f.severity for f in report.findings}) == ("clean", {"info"})
 
 
 # ---------------------------------------------------------------- several batches

@@ -110,6 +110,8 @@ def overflow_words(judged: JudgedBirth) -> str:
     if fmt is not None and birth.exact_value is not None and abs(birth.exact_value) < fmt.overflow_at:
         loudest = max((o.absmax or 0.0 for o in birth.operands), default=0.0)
         start = f"An operand of {number(loudest)} is rounded to {name} before the op, and {end}."
+    elif birth.exact_value is not None and birth.name:
+        start = f"{birth.name} holds {number(birth.exact_value)}; {end}."
     elif birth.exact_value is not None:
         start = f"The exact value is {number(birth.exact_value)}; {end}."
     elif birth.reference_value is not None and birth.site is not None:
@@ -134,6 +136,8 @@ def keep_in_fp32(reading: Reading, judged: JudgedBirth) -> str:
     birth = judged.birth
     module = birth.site.module if birth.site else ""
     what = module or "this line"
+    if birth.name:
+        return f"keep {birth.name} in FP32 and cast what is computed from it, or hold it scaled down"
     if reading.trace.environment.mode == "half":
         return f"compute this line{' of ' + module if module else ''} in FP32 (x.float(), then back to half)"
     return f"keep {what} in FP32 (torch.autocast(..., enabled=False) around it, .float() on its inputs)"

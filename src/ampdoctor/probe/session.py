@@ -32,6 +32,7 @@ from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.gradients import compare_gradients
 from ampdoctor.probe.isolation import refuse_without_values
 from ampdoctor.probe.module_records import module_records
+from ampdoctor.probe.narrowed import blame_the_cast
 from ampdoctor.probe.observer import Observer
 from ampdoctor.probe.origin import Newborn, SecondLook
 from ampdoctor.probe.plan import Plan
@@ -79,8 +80,13 @@ class _Session:
     interrupted: bool = False
 
     def run(self) -> Trace:
-        started = time.perf_counter()
         self.device = choose_device(self.plan.device)
+        # The caller's own autocast is no part of a pass, and would take hold of our arithmetic between them.
+        with torch.autocast(self.device.type, enabled=False), torch.autocast("cpu", enabled=False):
+            return self._run()
+
+    def _run(self) -> Trace:
+        started = time.perf_counter()
         model = self.workload.model
         refuse_without_values(model)
         bad = tuple(bad_tensors(model, self.workload.batches))
@@ -235,11 +241,14 @@ class _Session:
             twins = watch.observer.twins
             self.interrupted |= watch.interrupted
         exact = next((p for p in self.passes if p.role == "reference" and p.batch == index), None)
+        # The look's own run is over: what the model holds now is what its user built.
+        blame_the_cast(look.births, self.workload.model)
         offset = len(self.births)
         for fact in describe_births(seen, twins, exact):
-            self.births.append(
-                replace(fact, id=fact.id + offset, parents=tuple(p + offset for p in fact.parents))
-            )
+            # The first dimension of a weight or a buffer counts no samples, be it as long as the batch.
+            samples = fact.samples if fact.origin == "batch" or not fact.name else None
+            parents = tuple(p + offset for p in fact.parents)
+            self.births.append(replace(fact, id=fact.id + offset, parents=parents, samples=samples))
 
     def _keep(
         self, index: int, run: Run, exact: Run, counts: dict[Site, Any],
