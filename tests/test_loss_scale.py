@@ -157,6 +157,21 @@ def test_a_deep_model_has_no_window_where_its_gradients_span_more_bits_than_the_
     assert bfloat16["window"] == [1.0, 2.0**32]
 
 
+class RootOfZero(Chain):
+    """A chain with the root of a zero in between, whose derivative no format has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        out: Tensor = self.second(hidden) + (hidden - hidden).float().sqrt()
+        return out
+
+
+def test_nothing_is_said_to_help_where_float32_has_the_fault_too() -> None:
+    _, report = scan(RootOfZero(1.0, 1.0), torch.ones(1, 1), 1.0, Plan(loss_scale=1024.0))
+    assert report.verdict == "backward-undefined"
+    assert (report.loss_scale.window, report.loss_scale.alternatives) == (None, ())
+
+
 def test_a_shallow_one_has():
     # 2^0 to 2^-12: the smallest survives everywhere, the largest up to 2^15.
     _, report = scan(Fading(5), torch.ones(1, 1), 1.0, Plan(loss_scale=1024.0))

@@ -30,7 +30,10 @@ def loss_scale_of(reading: Reading) -> LossScale:
         searched=True,
         ceiling=None if scales.ceiling is None else 2.0**scales.ceiling,
         lost_fraction=_lost(trace),
-        alternatives=tuple(_alternative(a) for a in scales.alternatives),
+        # What FP32 has too is cured by no format, no island and no scale: their windows are of range alone.
+        alternatives=()
+        if reading.verdict == "backward-undefined"
+        else tuple(_alternative(a) for a in scales.alternatives),
     )
 
 
