@@ -74,7 +74,7 @@ def test_it_prints_the_report_and_keeps_the_users_prints_off_stdout(
 
 
 def test_json_in_a_file(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["train.yaml", "--steps", "3", "--init-scale", "64", "--format", "json", "-o", "scale.json"]
+    arguments = ["train.yaml", "--steps", "3", "--init-scale", "2^6", "--format", "json", "-o", "scale.json"]
     assert run(["scaler", *arguments, "--policy", "keras,static:16", "--policy", "torch"]) == 0
     assert capsys.readouterr().out == ""
     document = json.loads((project / "scale.json").read_text())
@@ -114,8 +114,9 @@ def test_the_optimizer_may_come_from_the_command_line(
         (["--policy", "pytorch"], "error: --policy pytorch: no such policy"),
         (["--policy", "static:fast"], "error: --policy static:fast: 'fast' is no loss scale"),
         (["--policy", "static:0"], "error: --policy static:0: '0' is no loss scale"),
-        (["--init-scale", "0"], "error: --init-scale 0: a loss scale is a number above 0"),
-        (["--init-scale", "inf"], "error: --init-scale inf: a loss scale is a number above 0"),
+        (["--init-scale", "0"], "error: --init-scale 0: a loss scale is a number above 0, 1024 or 2^10"),
+        (["--init-scale", "inf"], "error: --init-scale inf: a loss scale is a number above 0, 1024 or 2^10"),
+        (["--init-scale", "big"], "error: --init-scale big: a loss scale is a number above 0, 1024 or 2^10"),
         (["--format", "xml"], "error: --format xml: no such format"),
         (["--set", "loss=none"], "error: loss: none leaves nothing to train with"),
     ],

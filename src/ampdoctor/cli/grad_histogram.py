@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_writable, drawing, write_document, write_file
 from ampdoctor.cli.report import read_saved
+from ampdoctor.cli.scale_option import scale_named
 from ampdoctor.cli.scan import read_settings, run_probe
 from ampdoctor.errors import ConfigError, ProbeError
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
@@ -131,11 +131,7 @@ def grad_histogram(
 
 def parse_scale(text: str) -> float:
     """The loss scale that ``1024``, ``65,536``, ``1e4`` or ``2^10`` names. Raises ConfigError for others."""
-    power = re.fullmatch(r"2(?:\^|\*\*)([+-]?\d{1,4})", text.strip())
-    try:
-        value = 2.0 ** int(power[1]) if power else float(text.replace(",", ""))
-    except (ValueError, OverflowError):
-        value = math.nan
+    value = scale_named(text)
     if not 2.0**-_LARGEST_SCALE <= value <= 2.0**_LARGEST_SCALE:
         raise ConfigError(f"--scale {text}: not a loss scale", hint="a number above 0: 1024, 1e4 or 2^10")
     return value

@@ -15,6 +15,7 @@ import typer
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_writable, drawing, write_document
 from ampdoctor.cli.progress import progress_bar
+from ampdoctor.cli.scale_option import scale_named
 from ampdoctor.cli.scan import read_settings
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, static
@@ -37,7 +38,9 @@ def scaler(
         typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps to take.", min=1)] = 200,
-    init_scale: Annotated[float, typer.Option(help="GradScaler's first scale.")] = _TORCH.init_scale,
+    init_scale: Annotated[
+        str, typer.Option(help="GradScaler's first scale, 1024 or 2^10.")
+    ] = f"{_TORCH.init_scale:.0f}",
     growth_interval: Annotated[
         int | None,
         typer.Option(
@@ -71,8 +74,9 @@ def scaler(
     _check_format(format_)
     check_writable(output, "--output")
     policies = _policies(policy or ["all"])
-    if not (math.isfinite(init_scale) and init_scale > 0):
-        raise ConfigError(f"--init-scale {init_scale:g}: a loss scale is a number above 0")
+    first_scale = scale_named(init_scale)
+    if not (math.isfinite(first_scale) and first_scale > 0):
+        raise ConfigError(f"--init-scale {init_scale}: a loss scale is a number above 0, 1024 or 2^10")
     settings = read_settings(config, None, None, None, set_ or [])
     if settings.loss == "none":
         raise ConfigError(
@@ -81,7 +85,7 @@ def scaler(
     if settings.optimizer is None:
         raise _NEEDS_OPTIMIZER
     setup = ScalerSettings(
-        init_scale,
+        first_scale,
         _TORCH.growth_factor,
         _TORCH.backoff_factor,
         growth_interval or _TORCH.growth_interval or 0,
@@ -127,10 +131,7 @@ def _policies(names: Sequence[str]) -> tuple[ScalerPolicy, ...]:
 
 def _scale(name: str) -> float:
     text = name.partition(":")[2]
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = scale_named(text)
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"--policy {name}: '{text}' is no loss scale", hint="for example static:1024")
     return value
