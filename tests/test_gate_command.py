@@ -120,6 +120,22 @@ def test_a_change_that_makes_a_layer_overflow_fails_at_its_line(
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "key", "code"),
+    [
+        ("rules: {select: [AMP1, AMP130]}\n", "rules.select", "AMP130"),
+        ("gate: {fail_on: [error, AMP8]}\n", "gate.fail_on", "AMP8"),
+    ],
+)
+def test_a_code_that_no_rule_has_turns_no_gate_green(
+    repository: Repository, capsys: pytest.CaptureFixture[str], more: str, key: str, code: str
+) -> None:
+    repository.model(8188.0)
+    repository.config(more=more)
+    _, last = gate(capsys, "checks/net.yaml", code=2)
+    assert last == f"error: checks/net.yaml: {key}: there is no rule {code}"
+
+
 def test_the_baseline_accepts_an_old_fault_and_rejects_a_worse_one(
     repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ampdoctor.diagnose.gate_rules import LIMIT_NAMES, GateRules, Limit
 from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.waivers import Waiver
+from ampdoctor.errors import ConfigError
 from ampdoctor.probe.plan import Plan
 
 if TYPE_CHECKING:
@@ -29,8 +32,12 @@ def plan_of(config: Config) -> Plan:
 
 
 def policy_of(config: Config, today: str = "") -> Policy:
-    """The limits and rules the config asks for; waivers hold as of ``today``, ``2027-01-31``."""
+    """The limits and rules the config asks for; waivers hold as of ``today``, ``2027-01-31``.
+
+    Raises ConfigError for a selection that names no rule: it would find nothing, whatever is wrong.
+    """
     limits, rules = config.limits, config.rules
+    _check_codes(rules.select, "rules.select")
     return Policy(
         headroom_bits=limits.headroom_bits,
         module_headroom=tuple(
@@ -49,8 +56,12 @@ def policy_of(config: Config, today: str = "") -> Policy:
 
 
 def gate_rules_of(config: Config) -> GateRules:
-    """What the config's gate demands. A limit counts where it is written; defaults only make findings."""
+    """What the config's gate demands. A limit counts where it is written; defaults only make findings.
+
+    Raises ConfigError for a code in ``fail_on`` that no rule has.
+    """
     limits, gate = config.limits, config.gate
+    _check_codes([code for code in gate.fail_on if code.startswith("AMP")], "gate.fail_on")
     stated = [
         Limit(name, "", getattr(limits, name))
         for name in LIMIT_NAMES
@@ -69,3 +80,9 @@ def gate_rules_of(config: Config) -> GateRules:
         allow_headroom_loss=gate.allow_headroom_loss,
         allow_underflow_gain=gate.allow_underflow_gain,
     )
+
+
+def _check_codes(codes: Sequence[str], key: str) -> None:
+    for code in codes:
+        if not any(rule.code.startswith(code) for rule in RULES):
+            raise ConfigError(f"{key}: there is no rule {code}", "`ampdoctor explain` lists all rules")

@@ -54,14 +54,14 @@ def scan(
     sinks = sinks_of(format_, output)
     check_writable(save, "--save")
     settings = read_settings(config, model, data, loss, set_ or [])
-    trace = run_probe(settings, quiet)
-    if save is not None:
-        save_trace(trace, save)
-
     from ampdoctor.api.request import policy_of
     from ampdoctor.diagnose.engine import diagnose
 
-    result = diagnose(trace, policy_of(settings, today()), path_from_here(settings.file))
+    policy = policy_of(settings, today())
+    trace = run_probe(settings, quiet)
+    if save is not None:
+        save_trace(trace, save)
+    result = diagnose(trace, policy, path_from_here(settings.file))
     emit(result, sinks, all_layers)
     if trace.interrupted:
         raise Stop("interrupted: the report covers what was measured until then", FAILED)
