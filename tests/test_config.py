@@ -391,3 +391,21 @@ def test_key_paths_reach_into_lists_and_free_names() -> None:
     assert ("rules", "waivers", "*", "expires") in KEY_PATHS
     assert ("data", "synthetic", "*", "shape") in KEY_PATHS
     assert ("limits", "*", "headroom_bits") in KEY_PATHS
+
+
+# ---------------------------------------------------------------- documents made to hurt
+
+
+def test_nesting_past_pythons_stack_is_no_yaml() -> None:
+    message = failure("model: " + "[" * 3000).message
+    assert message.startswith("config.yaml: not valid YAML: maximum recursion depth exceeded")
+
+
+def test_aliases_of_aliases_are_not_followed_for_ever() -> None:
+    """Nine aliases on each of ten lines: 9 ** 10 values in the document, eleven lists in memory."""
+    lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 11))]
+    assert [p.split(": ")[1] for p in problems("\n".join(lines))] == [
+        "model",
+        "data",
+        *(f"a{n}" for n in range(11)),
+    ]

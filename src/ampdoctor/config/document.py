@@ -67,7 +67,7 @@ def override(document: Document, options: Sequence[str]) -> None:
             continue
         try:
             value = yaml.load(text, _Loader)
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             document.problems.append(f"{label}: the value is no YAML: {_reason(error)}")
             continue
         for known in [k for k in document.options if k[: len(path)] == path]:
@@ -121,7 +121,7 @@ def _load(text: str, name: str) -> tuple[yaml.Node | None, dict[str, Any]]:
         loader = _Loader(text)
         node = loader.get_single_node()
         values = None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = name if mark is None else f"{name}:{mark.line + 1}"
         raise ConfigError(f"{place}: not valid YAML: {_reason(error)}", _yaml_hint(error)) from error
@@ -157,8 +157,12 @@ def _yaml_hint(error: Exception) -> str:
     return ""
 
 
+_MOST_LINES = 10_000
+"""Keys whose line is remembered: aliases of aliases make a short file hold billions."""
+
+
 def _walk(node: yaml.Node, path: KeyPath, document: Document, above: set[int]) -> None:
-    if id(node) in above:  # An alias to a node that holds it.
+    if id(node) in above or len(document.lines) > _MOST_LINES:  # `above`: an alias to a node that holds it.
         return
     above = above | {id(node)}
     if isinstance(node, yaml.SequenceNode):
