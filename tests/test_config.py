@@ -396,6 +396,16 @@ def test_key_paths_reach_into_lists_and_free_names() -> None:
 # ---------------------------------------------------------------- documents made to hurt
 
 
+@pytest.mark.parametrize("name", ["\\0", "\\ud800", "x" * 256])
+def test_a_name_that_no_file_can_have(name: str) -> None:
+    text = f'model: {{target: "{name}:build", checkpoint: "a/{name}"}}\ndata: {{file: "{name}"}}\n'
+    assert [p.partition(": ")[2].partition(",")[0] for p in problems(text)] == [
+        "model.target: no file can have this name",
+        "model.checkpoint: no file can have this name",
+        "data.file: no file can have this name",
+    ]
+
+
 def test_nesting_past_pythons_stack_is_no_yaml() -> None:
     message = failure("model: " + "[" * 3000).message
     assert message.startswith("config.yaml: not valid YAML: maximum recursion depth exceeded")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +25,22 @@ from pydantic import (
 SEVERITIES = ("error", "warning", "info")
 
 
+_LONGEST_NAME = 255
+"""Bytes of one name, on every common file system."""
+
+
+def _check_path(value: str) -> str:
+    try:
+        name = os.fsencode(value)
+    except UnicodeEncodeError:
+        name = b"\0"  # half a character, which YAML can spell
+    if b"\0" in name or max(len(part) for part in name.split(b"/")) > _LONGEST_NAME:
+        raise ValueError("no file can have this name")
+    return value
+
+
 def _check_target(value: str) -> str:
+    _check_path(value.rpartition(":")[0])
     place, colon, name = value.rpartition(":")
     if not colon or not place.strip() or not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"'{value}' is no target; write file.py:name or package.module:name")
@@ -69,6 +85,7 @@ Target = Annotated[
     AfterValidator(_check_target),
     WithJsonSchema({"type": "string", "pattern": rf"\S.*:{_WORD}(\.{_WORD})*$"}),
 ]
+FilePath = Annotated[str, AfterValidator(_check_path)]
 RuleCode = Annotated[
     str, AfterValidator(_check_code), WithJsonSchema({"type": "string", "pattern": r"^AMP\d{0,3}$"})
 ]
@@ -113,7 +130,7 @@ class TargetSection(Section):
 class ModelSection(TargetSection):
     """The model: a function that builds it, an nn.Module class, or an nn.Module."""
 
-    checkpoint: str | None = None
+    checkpoint: FilePath | None = None
     """Weights to load into it: .safetensors, .pt, .pth, .bin or .ckpt; relative to the config's folder."""
 
 
@@ -129,7 +146,7 @@ class DataTarget(TargetSection, _Batches):
 class DataFile(_Batches):
     """Batches from a file."""
 
-    file: str
+    file: FilePath
     """A .pt, .npz or .safetensors file, relative to the config's folder."""
 
 
@@ -291,7 +308,7 @@ class GateSection(Section):
     """Severities (that one or a worse) and rule codes that fail the gate."""
     scale_in_window: bool = False
     """Fail where the configured loss scale lies outside the window of scales that work."""
-    baseline: str = "ampdoctor-baseline.json"
+    baseline: FilePath = "ampdoctor-baseline.json"
     """What is already known, relative to the config's folder."""
     allow_headroom_loss: Annotated[Number, Field(ge=0)] = 0.5
     """Bits of headroom a module may lose against the baseline."""
