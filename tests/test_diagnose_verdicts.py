@@ -61,6 +61,23 @@ def test_nothing_wrong_is_clean() -> None:
     assert report.sentence == "CLEAN. Nothing overflows at loss scale 65,536, and no gradient is lost."
 
 
+@pytest.mark.parametrize(
+    ("numel", "words"),
+    [
+        (1_000, "the 1.0 % of the gradient that is lost harms no parameter."),
+        (100_000, "no gradient is lost."),  # 10 of 100,000
+    ],
+)
+def test_clean_says_what_is_lost_without_harm(numel: int, words: str) -> None:
+    w = parameter("w", numel=numel, reference_nonzero=numel, lost=10)
+    sites = (record("fc", "aten::mm", 0),)
+    passes = (reference(parameters=(w,), sites=sites), candidate(parameters=(w,), sites=sites))
+    report = diagnose(trace(passes=passes))
+    assert (report.verdict, report.sentence) == (
+        "clean", f"CLEAN. Nothing overflows at loss scale 65,536, and {words}",
+    )  # fmt: skip
+
+
 def test_a_value_that_float64_holds_is_an_overflow() -> None:
     report = sick(birth())
     assert (report.verdict, codes(report)) == ("forward-overflow", ["error AMP101"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampdoctor.diagnose.births import SILENT
 from ampdoctor.diagnose.first_fault import tensor_name
+from ampdoctor.diagnose.outcome import share_lost
 from ampdoctor.diagnose.report import FirstFault
 from ampdoctor.diagnose.updates import update_damage
 from ampdoctor.diagnose.verdict import Reading
@@ -19,6 +20,9 @@ from ampdoctor.diagnose.wording import (
     short_op,
 )
 from ampdoctor.facts.gradient_harm import lost_fraction
+
+_WORTH_A_WORD = 0.0005
+"""A share of the gradient below this is nothing to a reader: ``<0.1 %``."""
 
 
 def sentence_of(reading: Reading, fault: FirstFault | None) -> str:
@@ -141,7 +145,11 @@ def _clean(reading: Reading) -> str:
         return f"CLEAN. Nothing in the {name} forward overflows or is undefined."
     if not any(p.backward_ran for p in reading.trace.passes if p.role == "candidate"):
         return f"CLEAN, as far as it goes: the {name} forward is sound, and there was no backward to look at."
-    return f"CLEAN. Nothing overflows at loss scale {scale(environment.loss_scale)}, and no gradient is lost."
+    start = f"CLEAN. Nothing overflows at loss scale {scale(environment.loss_scale)}, and"
+    lost = max((share_lost(p) or 0.0 for p in reading.trace.passes if p.role == "candidate"), default=0.0)
+    if lost < _WORTH_A_WORD:
+        return f"{start} no gradient is lost."
+    return f"{start} the {percent(lost)} of the gradient that is lost harms no parameter."
 
 
 def _why_not(reading: Reading) -> str:
