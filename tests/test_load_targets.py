@@ -169,6 +169,12 @@ def test_what_is_not_there_is_said_with_the_nearest(tmp_path: Path, target: str,
     assert failure(tmp_path, target).message == message.replace("{folder}", str(tmp_path))
 
 
+def test_each_place_that_was_looked_in_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hint = failure(tmp_path, "modles:x").hint
+    assert hint.startswith(f"Looked in {tmp_path}, and among the packages of ")
+
+
 def test_the_hint_lists_what_the_file_defines(tmp_path: Path) -> None:
     write(tmp_path, "models.py", "from math import sqrt\ndef build_model(): pass\nclass Net: pass\n_x = 1")
     assert failure(tmp_path, "models.py:zzz").hint == "It defines Net, build_model."

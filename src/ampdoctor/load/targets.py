@@ -193,9 +193,10 @@ def _import_module(name: str, directory: Path, key: str) -> ModuleType:
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
             found = [p.stem for p in directory.glob("*.py")]
             found += [p.parent.name for p in directory.glob("*/__init__.py")]
+            places = " and in ".join(dict.fromkeys([str(directory), str(Path.cwd())]))
             raise LoadError(
                 f"{key}: there is no module {cause.name}{_near(name.split('.')[0], found)}",
-                f"Looked in {directory}, in {Path.cwd()} and among the packages of {sys.executable}. "
+                f"Looked in {places}, and among the packages of {sys.executable}. "
                 "A file is named with its ending: file.py:name.",
             ) from None
         raise
