@@ -148,6 +148,29 @@ def test_a_damaged_value_is_named(change: dict[str, object], reason: str) -> Non
     assert str(caught.value) == reason
 
 
+def test_a_value_that_nothing_can_be_reckoned_with_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    write_trace(rich_trace(), path)
+    whole = json.loads(path.read_text())
+    run_at = whole["environment"]
+    for change, reason in (
+        ({"seconds": 10**400}, "seconds should be a number, not one with hundreds of digits"),
+        (
+            {"environment": {**run_at, "dtype": "float7"}},
+            "environment.dtype is 'float7', no known format",
+        ),
+        ({"environment": {**run_at, "loss_scale": 0}}, "environment.loss_scale is 0.0, no loss scale"),
+        (
+            {"passes": [whole["passes"][0], {**whole["passes"][1], "loss_scale": "nan"}]},
+            "passes[1].loss_scale is nan, no loss scale",
+        ),
+    ):
+        path.write_text(json.dumps({**whole, **change}))
+        with pytest.raises(TraceFileError) as caught:
+            read_trace(path)
+        assert str(caught.value) == f"{path} is damaged: {reason}"
+
+
 def test_a_damaged_value_deep_inside_has_its_whole_path() -> None:
     document = to_json(trace())
     document["passes"][1]["sites"][0]["stats"]["histogram"]["counts"] = {"zero": 1}

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.trace import Trace
 
 FORMAT = "ampdoctor.trace"
@@ -54,9 +55,11 @@ def read_trace(path: Path) -> Trace:
         raise TraceFileError(f"{path} is not a trace: it holds no readable JSON ({error})") from error
     _check_schema(document, path)
     try:
-        return from_json(Trace, document)
+        trace = from_json(Trace, document)
+        _check_values(trace)
     except TraceFileError as error:
         raise TraceFileError(f"{path} is damaged: {error}") from error
+    return trace
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -108,6 +111,18 @@ def _check_schema(document: Any, path: Path) -> None:
         raise TraceFileError(
             f'{path} is a trace of another version ("{schema}"); this ampdoctor reads "{FORMAT}/{VERSION}"'
         )
+
+
+def _check_values(trace: Trace) -> None:
+    """Nothing; TraceFileError for a format or loss scale that nothing can be reckoned with."""
+    if trace.environment.dtype not in FLOAT_FORMATS:
+        raise TraceFileError(f"environment.dtype is {trace.environment.dtype!r}, no known format")
+    scales = [("environment", trace.environment.loss_scale)]
+    scales += [(f"passes[{i}]", p.loss_scale) for i, p in enumerate(trace.passes)]
+    scales += [(f"scale_runs[{i}]", r.loss_scale) for i, r in enumerate(trace.scale_runs)]
+    for key, scale in scales:
+        if not (math.isfinite(scale) and scale > 0):
+            raise TraceFileError(f"{key}.loss_scale is {scale}, no loss scale")
 
 
 Decode = Callable[[Any, str], Any]
@@ -182,7 +197,10 @@ def _decode_float(value: Any, key: str) -> float:
         return _NON_FINITE[value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TraceFileError(f"{key} should be a number, not {_kind(value)}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:  # JSON sets whole numbers no limit
+        raise TraceFileError(f"{key} should be a number, not one with hundreds of digits") from error
 
 
 def _scalar_decoder(cls: type) -> Decode:
