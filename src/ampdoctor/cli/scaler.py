@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +15,7 @@ from ampdoctor.cli.output import check_writable, drawing, write_document
 from ampdoctor.cli.progress import progress_bar
 from ampdoctor.cli.scale_option import scale_named
 from ampdoctor.cli.scan import read_settings
+from ampdoctor.cli.user_output import user_output_to_stderr
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, static
 from ampdoctor.facts.training import ScalerRun, ScalerSettings
@@ -139,7 +138,7 @@ def _scale(name: str) -> float:
 
 def _train(settings: Config, setup: ScalerSettings, steps: int, quiet: bool) -> ScalerRun:
     """The run that the config describes. The user's prints go to stderr: stdout is the document."""
-    with contextlib.redirect_stdout(sys.stderr), progress_bar(quiet) as progress:
+    with user_output_to_stderr(), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
         from ampdoctor.api.request import plan_of
         from ampdoctor.load import load

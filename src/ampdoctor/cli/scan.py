@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +13,7 @@ from ampdoctor.cli.output import check_writable
 from ampdoctor.cli.progress import progress_bar
 from ampdoctor.cli.repository import path_from_here
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
+from ampdoctor.cli.user_output import user_output_to_stderr
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.store import write_trace
 from ampdoctor.facts.trace import Trace
@@ -97,7 +96,7 @@ def read_settings(
 
 def run_probe(settings: Config, quiet: bool) -> Trace:
     """The trace of what the config describes. The user's prints go to stderr: stdout is the document."""
-    with contextlib.redirect_stdout(sys.stderr), progress_bar(quiet) as progress:
+    with user_output_to_stderr(), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
         from ampdoctor.api.request import plan_of
         from ampdoctor.load import load
