@@ -324,3 +324,45 @@ def test_the_last_line_of_a_failing_process_says_why() -> None:
     done = subprocess.run([*START, "explain", "AMP999"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == "error: there is no rule AMP999"
+
+
+def test_what_child_processes_of_the_model_print_is_no_part_of_the_document(project: Path) -> None:
+    text = (project / "model.py").read_text()
+    (project / "model.py").write_text(
+        "import os\n" + text + '\n\nos.write(1, b"from C")\nos.system("echo child")\n'
+    )
+    done = subprocess.run(
+        [*START, "scan", "scan.yaml", "--format", "json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["schema"] == "ampdoctor.report/1"
+    assert "from C" in done.stderr and "child" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "last"),
+    [
+        (
+            'raise ValueError("\\x1b[31mred\\nsecond")',
+            "error: the model raises in FP32 as well: ValueError: \\x1b[31mred\\nsecond",
+        ),
+        ("raise BaseException('odd')", "error: the scanned code ended the process: BaseException: odd"),
+        ("raise Mute", "error: the model raises in FP32 as well: Mute: <exception str() failed>"),
+    ],
+)
+def test_whatever_the_model_raises_ends_in_one_line_and_exit_code_3(
+    project: Path, capsys: pytest.CaptureFixture[str], statement: str, last: str
+) -> None:
+    (project / "model.py").write_text(
+        f"{MODEL}\n\nclass Mute(Exception):\n    def __str__(self):\n        raise RuntimeError\n"
+        f"\n\ndef compute_loss(model, batch):\n    {statement}\n"
+    )
+    assert run(["scan", "scan.yaml"]) == 3
+    assert capsys.readouterr().err.splitlines()[-1] == last
+
+
+def test_a_closed_stream_is_no_error(saved: Path) -> None:
+    """``2>&-`` and ``>&-``: Python then has None in its place."""
+    code = "import sys; sys.stdout = sys.stderr = None; from ampdoctor.cli.main import main; main()"
+    for arguments, ends in ((["report", str(saved)], 0), (["explain", "AMP999"], 2)):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
+        assert done.returncode == ends

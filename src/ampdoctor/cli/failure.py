@@ -49,8 +49,15 @@ def reason_of(error: AmpDoctorError) -> str:
 
 def bug_words(error: Exception) -> str:
     """``this is a bug in ampdoctor (KeyError: 'x')``, in one line."""
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
-    return f"this is a bug in ampdoctor ({what})"
+    return f"this is a bug in ampdoctor ({bare_words(error)})"
+
+
+def bare_words(error: BaseException) -> str:
+    """``KeyError: 'x'``, in one line; the type alone where the exception cannot say what it is."""
+    try:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    except Exception:  # an exception of the user's, whose own __str__ raises
+        return type(error).__name__
 
 
 def exit_words(error: SystemExit) -> str:
@@ -59,8 +66,8 @@ def exit_words(error: SystemExit) -> str:
 
 
 def fail(reason: str, code: int) -> int:
-    """The code; the reason is on stderr."""
-    say(reason)
+    """The code; the reason is on stderr, in one line whatever the scanned code's exception holds."""
+    say("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason))
     return code
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ampdoctor.cli import explain, gate, grad_histogram, init, report, scaler, scan, schema
 from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
-from ampdoctor.cli.failure import exit_words, explain_error, fail, own_bug
+from ampdoctor.cli.failure import bare_words, exit_words, explain_error, fail, own_bug
 from ampdoctor.errors import AmpDoctorError
 from ampdoctor.version import VERSION
 
@@ -51,6 +53,9 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Never returns: ends the process with the documented exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    # Python has None for a stream that was closed before it started (2>&-): what goes there is lost anyway.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     sys.exit(run(arguments))
 
 
@@ -71,6 +76,8 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, _USAGE_ERROR):
             return fail(f"error: {error.format_message()}", USAGE)
         return own_bug(error, debug)
+    except BaseException as error:  # asyncio.CancelledError and the like, of the scanned code
+        return fail(f"error: the scanned code ended the process: {bare_words(error)}", FAILED)
     if ended == _CTRL_C:
         return _interrupted()
     return ended if isinstance(ended, int) else OK

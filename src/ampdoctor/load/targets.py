@@ -17,7 +17,7 @@ from zlib import crc32
 
 from ampdoctor.errors import AmpDoctorError, LoadError
 from ampdoctor.load.describe import describe, listed
-from ampdoctor.load.traceback import OWN_FOLDER, user_traceback
+from ampdoctor.load.traceback import OWN_FOLDER, message_of, user_traceback
 
 # Python has one sys.path and one sys.modules; this is what the latest load put there.
 _paths: list[str] = []
@@ -119,7 +119,7 @@ def user_code(what: str) -> Iterator[None]:
             user_traceback(error),
         ) from error
     except Exception as error:
-        first_line = next(iter(str(error).splitlines()), "")
+        first_line = next(iter(message_of(error).splitlines()), "")
         hint = ""
         if isinstance(error, ModuleNotFoundError):
             hint = f"ampdoctor runs in {sys.executable}; the program's packages must be installed there."

@@ -15,6 +15,14 @@ def user_traceback(error: BaseException) -> str:
     return "".join(report.format()).rstrip("\n")
 
 
+def message_of(error: BaseException) -> str:
+    """What the exception says; Python's words for it where the user's own ``__str__`` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"
+
+
 def _trim(report: traceback.TracebackException) -> None:
     # Python keeps every exception once in a chain, so this ends.
     kept = [frame for frame in report.stack if not _is_machinery(frame.filename)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ampdoctor.errors import AmpDoctorError, ProbeError
 from ampdoctor.facts.trace import Raised
-from ampdoctor.load.traceback import user_traceback
+from ampdoctor.load.traceback import message_of, user_traceback
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.cuda_on_cpu import EmulatedRefusal
 from ampdoctor.probe.isolation import batch_copy, isolated, map_floating, named_tensors, seeded
@@ -151,10 +151,10 @@ def _raised(error: BaseException, run: Run, phase: str) -> Raised:
     if phase == "backward" or line is None:
         line = (place.line if place is not None else None) or line
     module = place.module if place is not None else run.modules.module_of_exception(error)
-    holds = constant is not None and "without overflow" in str(error)
+    holds = constant is not None and "without overflow" in message_of(error)
     return Raised(
         type(error).__name__,
-        str(error),
+        message_of(error),
         phase,
         module,
         op or "",
