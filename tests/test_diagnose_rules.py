@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import ampdoctor.diagnose.rules
+from ampdoctor.diagnose.amounts import by_how_much
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Finding
@@ -117,6 +118,19 @@ def test_the_same_place_is_one_finding_however_often() -> None:
     assert finding.evidence["batches"] == [0, 1, 2]
     assert finding.evidence["samples"] == [0, 1, 2]
     assert "It happens 3 times here." in finding.message
+
+
+def test_of_births_in_one_place_the_furthest_says_how_bad_it_is() -> None:
+    calls = (
+        birth(id=0, order=0, samples=(0, 1), exact_value=70_000.0),
+        birth(id=1, order=1, samples=(0, 1), exact_value=-4 * 65504.0),
+    )
+    passes = (reference(), candidate(**SICK))
+    (finding,) = findings(trace(births=calls, passes=passes), "AMP101")
+    assert finding.message.startswith(
+        "The exact value is 70,000; FP16 ends at 65,504. It happens 2 times here, at worst with 262,016."
+    )
+    assert by_how_much(finding) == "2.0 bits past 65,504"
 
 
 def test_other_lines_of_the_same_module_are_other_findings() -> None:

@@ -66,11 +66,11 @@ def by_how_much(finding: Finding) -> str:
 
 
 def _overflow(evidence: Mapping[str, Any]) -> float | None:
-    """Bits between the exact value, or else FP32's, and the largest the format holds."""
+    """Bits between the largest exact value, or else FP32's, and the largest the format holds."""
     largest = _number(evidence.get("largest"))
     if evidence.get("cause") != "range" or largest is None:
         return None
-    for key in ("exact_value", "reference_value"):
+    for key in ("furthest_value", "exact_value", "reference_value"):
         value = _number(evidence.get(key))
         if value is not None and abs(value) > largest:
             return math.log2(abs(value) / largest)

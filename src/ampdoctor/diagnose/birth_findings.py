@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ampdoctor.diagnose.births import FAULT, HARMLESS, SILENT, JudgedBirth, in_order
+from ampdoctor.diagnose.cause import RANGE
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import (
@@ -46,7 +48,7 @@ def findings_by_place(
     for group in groups.values():
         first = group[0]
         site = first.birth.site
-        again = f" It happens {len(group):,} times here." if len(group) > 1 else ""
+        again = f" It happens {len(group):,} times here{_worse(group)}." if len(group) > 1 else ""
         yield Finding(
             code=code,
             severity="info" if first.standing == HARMLESS else severity,
@@ -59,6 +61,27 @@ def findings_by_place(
             remedy=remedy(first),
             count=len(group),
         )
+
+
+def _furthest(group: list[JudgedBirth]) -> float | None:
+    """The largest exact value of those births that compare with the first: of its cause, format and scale."""
+    first = group[0]
+    sizes = [
+        abs(j.birth.exact_value)
+        for j in group
+        if j.birth.exact_value is not None
+        and (j.cause, j.birth.dtype, j.birth.loss_scale)
+        == (first.cause, first.birth.dtype, first.birth.loss_scale)
+    ]
+    return max((size for size in sizes if math.isfinite(size)), default=None)
+
+
+def _worse(group: list[JudgedBirth]) -> str:
+    """``, at worst with 240,000`` where a later birth lies further out of range than the first."""
+    exact, furthest = group[0].birth.exact_value, _furthest(group)
+    if group[0].cause != RANGE or exact is None or furthest is None or furthest <= abs(exact):
+        return ""
+    return f", at worst with {number(furthest)}"
 
 
 def _outcome(judged: JudgedBirth) -> str:
@@ -85,6 +108,7 @@ def _evidence(group: list[JudgedBirth]) -> dict[str, Any]:
         "phase": group[0].phase,
         "dtype": birth.dtype,
         "exact_value": birth.exact_value,
+        "furthest_value": _furthest(group),
         "reference_value": birth.reference_value,
         "largest": fmt.max if fmt else None,
         "count": birth.count,
