@@ -47,7 +47,7 @@ def waiver_words(waiver: WaiverState) -> str:
         return f"{name} holds ({waiver.reason})"
     if waiver.state == "unused":
         return f"{name} matches nothing ({waiver.reason}): take it out"
-    then = "what it covered counts again" if waiver.matches else "and nothing matches it: take it out"
+    then = "what it covered counts again" if waiver.matches else "nothing matches it, take it out"
     return f"{name} expired on {waiver.expires} ({waiver.reason}): {then}"
 
 
