@@ -338,6 +338,25 @@ def test_what_child_processes_of_the_model_print_is_no_part_of_the_document(proj
     assert "from C" in done.stderr and "child" in done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux only")
+def test_a_file_whose_name_is_no_unicode(project: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.py")
+    (project / name).write_text(MODEL)
+    outputs = [f"{kind}=out.{kind}" for kind in ("text", "json", "html", "sarif", "markdown")]
+    arguments = [
+        "scan",
+        "--model",
+        f"{name}:build_model",
+        "--data",
+        f"{name}:build_batch",
+        "--format",
+        "json",
+    ]
+    arguments += ["--loss", f"{name}:compute_loss"]
+    assert run([*arguments, *(part for output in outputs for part in ("-o", output))]) == 0
+    assert len(list(project.glob("out.*"))) == len(outputs)
+
+
 @pytest.mark.parametrize(
     ("statement", "last"),
     [

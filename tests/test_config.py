@@ -396,6 +396,14 @@ def test_key_paths_reach_into_lists_and_free_names() -> None:
 # ---------------------------------------------------------------- documents made to hurt
 
 
+def test_torch_counts_devices_with_a_byte() -> None:
+    assert parse(SMALLEST, "precision.device=cuda:99").precision.device == "cuda:99"
+    assert problems(SMALLEST, "precision.device=cuda:1000") == [
+        "--set precision.device=cuda:1000: 'cuda:1000' is not allowed; did you mean 'cuda'? "
+        "(allowed: auto, cpu, cuda, cuda:1)"
+    ]
+
+
 @pytest.mark.parametrize("name", ["\\0", "\\ud800", "x" * 256])
 def test_a_name_that_no_file_can_have(name: str) -> None:
     text = f'model: {{target: "{name}:build", checkpoint: "a/{name}"}}\ndata: {{file: "{name}"}}\n'

@@ -71,7 +71,7 @@ def write_document(document: str, output: Path | None) -> None:
     if output is None:
         print_document(document)
     else:
-        write_file(document.encode(), output)
+        write_file(document.encode(errors="backslashreplace"), output)
 
 
 def write_file(data: bytes, output: Path) -> None:

@@ -60,7 +60,7 @@ def _check_fail_on(value: str) -> str:
 
 
 def _check_device(value: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", value):
         hint = "; did you mean 'cuda'?" if value.lower().startswith(("gpu", "cuda")) else ""
         raise ValueError(f"'{value}' is not allowed{hint} (allowed: auto, cpu, cuda, cuda:1)")
     return value
@@ -98,7 +98,7 @@ Device = Annotated[
     str,
     AfterValidator(_check_device),
     WithJsonSchema(
-        {"anyOf": [{"enum": ["auto", "cpu", "cuda"]}, {"type": "string", "pattern": r"^cuda:\d+$"}]}
+        {"anyOf": [{"enum": ["auto", "cpu", "cuda"]}, {"type": "string", "pattern": r"^cuda:\d{1,2}$"}]}
     ),
 ]
 Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import linecache
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -155,7 +156,7 @@ def _import_file(file: Path, place: str, key: str) -> ModuleType:
                     return module
         if loaded is not None or not name.isidentifier():
             # The name is taken, by another models.py or a library: a name nobody else has.
-            name = f"{file.stem}_{crc32(str(file).encode()):08x}"
+            name = f"{file.stem}_{crc32(os.fsencode(file)):08x}"
             if name in sys.modules:
                 return sys.modules[name]
         return _execute(file, name)
