@@ -343,6 +343,29 @@ def test_a_mask_that_the_cast_makes_infinite_and_a_softmax_takes_in_is_harmless(
     assert (report.verdict, {f.severity for f in report.findings}) == ("clean", {"info"})
 
 
+class TimesAMillion(torch.autograd.Function):
+    """The identity; its gradient is too large for FP16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 1e6
+
+
+def test_a_fault_in_a_backward_written_by_hand_is_reported_at_its_line() -> None:
+    model = Calls(lambda self, x: TimesAMillion.apply(self.inner(x)), inner=linear())
+    report = diagnose(traced(model, mode="half"), Policy(today=date(2026, 1, 1)))
+    texts = [
+        f.source and f.source.text
+        for f in (report.first_fault, *report.findings)
+        if f and f.op == "aten::mul"
+    ]
+    assert texts == ["return gradients[0] * 1e6"] * 2
+
+
 # ---------------------------------------------------------------- several batches
 
 

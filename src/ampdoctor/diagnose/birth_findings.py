@@ -40,7 +40,7 @@ def findings_by_place(
     """One finding per module, op and source line; faults weigh ``severity``, harmless births nothing."""
     groups: dict[tuple[str, ...], list[JudgedBirth]] = {}
     for j in births:
-        site, source = j.birth.site, j.birth.source
+        site, source = j.birth.site, j.birth.line
         harmless = "harmless" if j.standing == HARMLESS else ""
         line = f"{source.file}:{source.line}" if source else ""
         key = (harmless, site.module if site else "", site.op if site else "", line)
@@ -55,7 +55,7 @@ def findings_by_place(
             title=title,
             module=site.module if site else "",
             op=site.op if site else "",
-            source=first.birth.source,
+            source=first.birth.line,
             message=message(first) + again + _outcome(first),
             evidence=_evidence(group),
             remedy=remedy(first),

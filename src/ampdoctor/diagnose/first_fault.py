@@ -44,7 +44,7 @@ def _from_birth(judged: JudgedBirth, trace: Trace) -> FirstFault:
         module=module,
         module_type=_module_type(trace, module),
         op=birth.site.op if birth.site else "",
-        source=birth.source,
+        source=birth.line,
         dtype=birth.dtype,
         shape=birth.shape,
         index=birth.index,

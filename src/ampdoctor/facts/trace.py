@@ -242,6 +242,11 @@ class Birth:
     absorbed_at: Step | None
     """The last op that took it in and gave only finite values, where it reached neither loss nor gradient."""
 
+    @property
+    def line(self) -> Source | None:
+        """The line to look at: in the backward the user wrote, where they wrote one, else ``source``."""
+        return self.backward_source or self.source
+
 
 @dataclass(frozen=True)
 class BadTensor:
