@@ -131,7 +131,7 @@ def _gradient(records: Sequence[SiteRecord], nonzero: Mapping[str, int], scale: 
 
 
 def _nonzero(record: SiteRecord) -> int:
-    return record.stats.numel - record.stats.zeros
+    return record.stats.nonzero
 
 
 def _forward_badness(row: ForwardRange) -> tuple[int, float]:

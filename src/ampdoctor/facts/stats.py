@@ -22,7 +22,8 @@ class TensorStats:
     nan: int
     inf: int
     """Elements that are +inf or -inf."""
-    zeros: int
+    zeros: int | None
+    """None for a wide tensor of the candidate: as of the histogram, its twin in the reference has it."""
     flushed: int | None
     """Elements this op rounded from nonzero to zero; None where the value before was not seen."""
     overflowed: int | None
@@ -41,6 +42,11 @@ class TensorStats:
         for size in self.shape:
             n *= size
         return n
+
+    @property
+    def nonzero(self) -> int:
+        """Elements that are not zero, NaN and inf among them; all, where zeros were not counted."""
+        return self.numel - (self.zeros or 0)
 
     @property
     def is_finite(self) -> bool:

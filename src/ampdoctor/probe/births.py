@@ -125,8 +125,9 @@ def _excess_zeros(order: int, look: SecondLook, sites: dict[Site, SiteRecord]) -
     source = source_of(look.places[order].line)
     for site in look.sites.get(order, ()):
         twin = None if site.op == CAST else sites.get(site)
-        if twin is not None and look.zeros.get(site, 0) > twin.stats.zeros:
-            excess = look.zeros[site] - twin.stats.zeros
+        expected = twin.stats.zeros if twin is not None else None
+        if twin is not None and expected is not None and look.zeros.get(site, 0) > expected:
+            excess = look.zeros[site] - expected
             return ZeroOrigin(site, source, excess, twin.stats.absmax, None, look.constants.get(order))
     cast = look.casts.get(order)
     if cast is not None and (cast.site.op == CAST or cast.site not in sites):

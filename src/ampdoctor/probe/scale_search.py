@@ -200,7 +200,7 @@ def scale_run(run: Pass, reference: Pass | None) -> ScaleRun:
     if finite:
         for tensor in gradient_tensors(run, reference):
             if tensor.rounds:
-                kept = tensor.stats.numel - tensor.stats.zeros
+                kept = tensor.stats.nonzero
                 nonzero += tensor.nonzero
                 zeroed += max(0, tensor.nonzero - kept)
     return ScaleRun(

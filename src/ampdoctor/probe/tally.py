@@ -29,6 +29,8 @@ class _Row:
     ties: bool = False
     """... and the histogram is of that, with ties told apart."""
     empty: bool = False
+    counted: bool = True
+    """By exponent; else only the range is known."""
     same_as: int | None = None
     """The row of the tensor that this one is a wider copy of."""
 
@@ -42,7 +44,6 @@ class Tally:
         self._extremes = _Scalars()
         self._extremes_before = _Scalars()
         self._nonzero_before = _Scalars()
-        self._nonzero = _Scalars()
 
     def add(
         self, output: Tensor, unrounded: Tensor | None, ties: bool = False, exponents: bool = True
@@ -68,7 +69,7 @@ class Tally:
             if exponents:
                 self._exponents.add(row, output, ties=False)
             else:
-                self._nonzero.add(row, torch.count_nonzero(output))
+                known.counted = False
             return row
         known.rounded, known.ties = True, ties
         before = unrounded.detach()
@@ -86,7 +87,7 @@ class Tally:
     def read(self) -> list[TensorStats]:
         """The statistics of every row, in the order they were added. Waits for the device."""
         extremes, before = self._extremes.read(), self._extremes_before.read()
-        nonzero_before, nonzero = self._nonzero_before.read(), self._nonzero.read()
+        nonzero_before = self._nonzero_before.read()
         bins = self._exponents.read()
         stats: list[TensorStats] = []
         for i, row in enumerate(self._rows):
@@ -97,8 +98,8 @@ class Tally:
                 stats.append(TensorStats(row.dtype, row.shape, None, None, None, 0, 0, 0, None, None, empty))
             else:
                 (low, high) = extremes[i]
-                if i in nonzero:
-                    stats.append(_without_exponents(row, (low, high), int(nonzero[i][0])))
+                if not row.counted:
+                    stats.append(_by_range(row, (low, high)))
                     continue
                 histogram = _histogram(bins[i])
                 if not row.rounded:
@@ -168,12 +169,11 @@ def _plain(row: _Row, extremes: Extremes, histogram: ExponentHistogram) -> Tenso
     )  # fmt: skip
 
 
-def _without_exponents(row: _Row, extremes: Extremes, nonzero: int) -> TensorStats:
+def _by_range(row: _Row, extremes: Extremes) -> TensorStats:
     nan = int(math.isnan(extremes[0]))
     inf = int(not nan and _absmax(extremes) is None)
-    zeros = math.prod(row.shape) - nonzero
     return TensorStats(
-        row.dtype, row.shape, *extremes, _absmax(extremes), nan, inf, zeros, None, None, ExponentHistogram()
+        row.dtype, row.shape, *extremes, _absmax(extremes), nan, inf, None, None, None, ExponentHistogram()
     )
 
 

@@ -94,7 +94,7 @@ def _where_it_begins(sites: Iterable[SiteRecord]) -> SiteRecord | None:
     """The first backward op that flushes much of what it makes, else the one that flushes most elements."""
     flushing = [r for r in sites if r.site.phase == "backward" and r.stats.flushed]
     for record in sorted(flushing, key=lambda r: r.order):
-        before = record.stats.numel - record.stats.zeros + (record.stats.flushed or 0)
+        before = record.stats.nonzero + (record.stats.flushed or 0)
         if before and (record.stats.flushed or 0) / before > _MOSTLY_FLUSHED:
             return record
     return max(flushing, key=lambda r: r.stats.flushed or 0, default=None)
