@@ -358,12 +358,12 @@ class TimesAMillion(torch.autograd.Function):
 def test_a_fault_in_a_backward_written_by_hand_is_reported_at_its_line() -> None:
     model = Calls(lambda self, x: TimesAMillion.apply(self.inner(x)), inner=linear())
     report = diagnose(traced(model, mode="half"), Policy(today=date(2026, 1, 1)))
-    texts = [
-        f.source and f.source.text
-        for f in (report.first_fault, *report.findings)
-        if f and f.op == "aten::mul"
-    ]
-    assert texts == ["return gradients[0] * 1e6"] * 2
+    fault = report.first_fault
+    assert fault is not None and fault.source is not None and fault.backward_source is not None
+    assert fault.source.text == "return x.clone()"  # as for every op of backward: the forward line
+    assert fault.backward_source.text == "return gradients[0] * 1e6"
+    lines = [f.source and f.source.text for f in report.findings if f.op == "aten::mul"]
+    assert lines == ["return gradients[0] * 1e6"]
 
 
 # ---------------------------------------------------------------- several batches

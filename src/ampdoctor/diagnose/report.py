@@ -76,11 +76,15 @@ class FirstFault:
     absorbed_at: Step | None
     tensor: str
     """The weight, buffer or batch tensor that was bad from the start; '' for a value an op made."""
+    backward_source: Source | None = None
+    """For a fault in a backward that the user wrote: the line there; ``source`` is the forward line."""
 
     @property
     def sample(self) -> int | None:
-        """The first sample that holds it."""
-        return self.samples[0] if self.samples else None
+        """The sample of the element that stands for the fault."""
+        if not self.samples:
+            return None
+        return self.index[0] if self.index and self.index[0] in self.samples else self.samples[0]
 
     @property
     def numel(self) -> int:

@@ -58,6 +58,8 @@ def _place(fault: FirstFault, options: Options) -> Iterator[Row]:
         yield label, words((place(fault.module), "bold"), kind, op, f"   {fault.phase}{of}")
     if fault.source is not None:
         yield "", _line(fault.source, options)
+    if fault.backward_source is not None:
+        yield "In backward", _line(fault.backward_source, options)
     if fault.implicit_cast:
         yield "", words(f"a cast to {format_name(fault.dtype)} that autocast puts in")
 
