@@ -644,3 +644,29 @@ def test_complex_and_double_gradients_are_compared_in_full() -> None:
     # Re(i z) = -y, so the gradient is 0 in the real part and -1 in the imaginary one.
     assert (turn.numel, turn.absmax, turn.zeros, turn.reference_nonzero, turn.lost) == (2, 1.0, 1, 1, 0)
     assert (tiny.dtype, tiny.absmax, tiny.lost, tiny.relative_error) == ("float64", 1e-60, 0, 0.0)
+
+
+# ---------------------------------------------------------------- the caller's autocast
+
+
+def test_passes_under_the_callers_autocast_cast_their_own_weights() -> None:
+    def casts(trace: Trace) -> list[int]:
+        return [
+            sum(r.site.op == "aten::_to_copy" for r in p.sites)
+            for p in trace.passes
+            if p.role == "candidate"
+        ]
+
+    model = Calls(lambda self, x: self.inner(x), inner=linear())
+    batches = (torch.ones(3, 4), torch.ones(3, 4))
+    alone = traced(model, *batches)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = traced(model, *batches)
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    assert torch.autocast_decrement_nesting() == 0
+    first, second = casts(alone)
+    assert first == second > 0
+    assert casts(within) == [first, second]

@@ -29,7 +29,8 @@ class Sampled(nn.Module):
         self.wide = Checked().wide
 
     def forward(self, x: Tensor) -> Tensor:
-        normal = torch.distributions.Normal(self.wide(x).float() - self.wide(x).float(), 1.0)
+        mean = self.wide(x).float() - self.wide(x).float()
+        normal = torch.distributions.Normal(mean, 1.0, validate_args=True)
         return normal.log_prob(torch.zeros(()))
 
 

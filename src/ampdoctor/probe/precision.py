@@ -70,12 +70,7 @@ class Precision:
         """Autocast as this precision wants it, with a cache of its own: entered once a step."""
         active = self.role == "candidate" and self.mode == "autocast"
         with torch.autocast(self.device.type, dtype=self.dtype if active else None, enabled=active):
-            try:
-                yield
-            finally:
-                # torch does this where the outermost autocast ends. Around a whole probe there is another,
-                # and the next pass must not be served weights of this one.
-                torch.clear_autocast_cache()
+            yield
 
 
 def reference(device: torch.device) -> Precision:

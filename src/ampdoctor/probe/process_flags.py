@@ -87,3 +87,28 @@ def _kept(switches: tuple[_Switch, ...]) -> Iterator[None]:
     finally:
         for switch, value in zip(switches, before, strict=True):
             switch.set(value)
+
+
+@contextmanager
+def outside_autocast(devices: set[str]) -> Iterator[None]:
+    """As if the caller had opened no autocast.
+
+    Theirs is no part of a pass, and takes hold of our own arithmetic between passes. Opening one that is
+    disabled would not do: only the outermost autocast empties the cache of cast weights when it ends, and a
+    pass, or a checkpoint's recomputation, would be served those of the one before.
+    """
+    before = {device: torch.is_autocast_enabled(device) for device in devices}
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    for device in devices:
+        torch.set_autocast_enabled(device, False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
+        for device, enabled in before.items():
+            torch.set_autocast_enabled(device, enabled)

@@ -37,6 +37,7 @@ from ampdoctor.probe.observer import Observer
 from ampdoctor.probe.origin import Newborn, SecondLook
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.precision import Precision, candidate, choose_device, reference
+from ampdoctor.probe.process_flags import outside_autocast
 from ampdoctor.probe.reference_noise import reference_errors
 from ampdoctor.probe.reference_watch import ReferenceWatch
 from ampdoctor.probe.run import Run, run_pass
@@ -81,8 +82,7 @@ class _Session:
 
     def run(self) -> Trace:
         self.device = choose_device(self.plan.device)
-        # The caller's own autocast is no part of a pass, and would take hold of our arithmetic between them.
-        with torch.autocast(self.device.type, enabled=False), torch.autocast("cpu", enabled=False):
+        with outside_autocast({"cpu", self.device.type}):
             return self._run()
 
     def _run(self) -> Trace:
