@@ -652,9 +652,7 @@ def test_complex_and_double_gradients_are_compared_in_full() -> None:
 def test_passes_under_the_callers_autocast_cast_their_own_weights() -> None:
     def casts(trace: Trace) -> list[int]:
         return [
-            sum(r.site.op == "aten::_to_copy" for r in p.sites)
-            for p in trace.passes
-            if p.role == "candidate"
+            sum(r.site.op == "aten::_to_copy" for r in p.sites) for p in trace.passes if p.role == "candidate"
         ]
 
     model = Calls(lambda self, x: self.inner(x), inner=linear())
