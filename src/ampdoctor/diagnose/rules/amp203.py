@@ -115,7 +115,7 @@ def _remedy(reading: Reading, loss_scale: float) -> str:
         start = "Use a loss scale" if loss_scale <= 1 else "Raise the loss scale"
         return (
             f"{start}: torch.amp.GradScaler(init_scale={2.0**scales.recommended:.0f}); {best} works{proof}, "
-            f"and so does all from {low} to {high}. BF16 needs no scale."
+            f"by the histograms all from {low} to {high} do. BF16 needs no scale."
         )
     if loss_scale <= 1:
         return "Use a loss scale: torch.amp.GradScaler starts at 65,536 and adapts. BF16 needs none."
