@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampdoctor.facts.loss_scale import ceiling_of, gradient_tensors, limiting, underflow_fraction
 from ampdoctor.facts.trace import Pass
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.gradients import compare_gradients
-from ampdoctor.probe.observer import Observer
+from ampdoctor.probe.passes.gradients import compare_gradients
+from ampdoctor.probe.passes.one_pass import run_pass
+from ampdoctor.probe.passes.precision import candidate
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.precision import candidate
-from ampdoctor.probe.run import run_pass
-from ampdoctor.probe.session import probe
+from ampdoctor.probe.scan import probe
+from ampdoctor.probe.watch.observer import Observer
+from ampdoctor.scales.powers_of_two import ceiling_of, gradient_tensors, limiting, underflow_fraction
 
 SCALES = range(25)
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.observer import Observer
+from ampdoctor.probe.passes.one_pass import run_pass
+from ampdoctor.probe.passes.precision import candidate
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.precision import candidate
-from ampdoctor.probe.run import run_pass
+from ampdoctor.probe.watch.observer import Observer
 
 BATCH, LENGTH, VOCABULARY = 4, 128, 50257
 

@@ -14,14 +14,14 @@ from ampdoctor.api.request import plan_of
 from ampdoctor.config import load_config
 from ampdoctor.diagnose.engine import DEFAULT_POLICY, diagnose
 from ampdoctor.diagnose.report import Report
-from ampdoctor.facts.gradient_view import view_gradients
 from ampdoctor.facts.trace import Trace
 from ampdoctor.load import load
-from ampdoctor.probe.session import probe
+from ampdoctor.probe.scan import probe
 from ampdoctor.render.gradients import Page, sweep, text
 from ampdoctor.render.gradients.page import exponent_of_power
 from ampdoctor.render.options import Options
 from ampdoctor.render.text import document
+from ampdoctor.scales.gradient_view import view_gradients
 
 SAMPLES = Path("sample_configs")
 OVERFLOW, UNDERFLOW, HEALTHY = (

@@ -21,7 +21,7 @@ from ampdoctor.facts.trace import Pass, Trace
 from ampdoctor.load import load
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.session import probe
+from ampdoctor.probe.scan import probe
 
 CASES = Path(__file__).parent / "cases"
 
@@ -29,6 +29,7 @@ PRECISION: dict[str, dict[str, str]] = {
     "autocast-fp16": {"mode": "autocast", "dtype": "float16"},
     "autocast-bf16": {"mode": "autocast", "dtype": "bfloat16"},
     "half": {"mode": "half", "dtype": "float16"},
+    "bf16-pure": {"mode": "half", "dtype": "bfloat16"},
     "fp32": {"mode": "none"},
 }
 """A case's MODE in the config's words."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ampdoctor.facts.trace import Birth, Pass, SiteRecord, Trace
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.session import probe
+from ampdoctor.probe.scan import probe
 
 Loss = Callable[[nn.Module, Any], Any]
 

@@ -23,14 +23,25 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
     "version": (),
     "facts": ("ampdoctor.facts",),
+    "scales": (*LEAVES, "ampdoctor.scales"),
     "config": (*LEAVES, "ampdoctor.config", "pydantic", "pydantic_core", "yaml"),
     "load": (*LEAVES, "ampdoctor.load", "ampdoctor.config", "torch", "numpy", "safetensors"),
-    "probe": (*LEAVES, "ampdoctor.probe", "ampdoctor.load.workload", "ampdoctor.load.traceback", "torch"),
-    "diagnose": (*LEAVES, "ampdoctor.diagnose"),
+    "probe": (
+        *LEAVES,
+        "ampdoctor.probe",
+        "ampdoctor.scales",
+        "ampdoctor.load.workload",
+        "ampdoctor.load.traceback",
+        "torch",
+    ),
+    "diagnose": (*LEAVES, "ampdoctor.diagnose", "ampdoctor.scales"),
+    "gate": (*LEAVES, "ampdoctor.gate", "ampdoctor.diagnose", "ampdoctor.scales"),
     "render": (
         *LEAVES,
         "ampdoctor.render",
         "ampdoctor.diagnose",
+        "ampdoctor.gate",
+        "ampdoctor.scales",
         "rich",
         "junitparser",
         "matplotlib",
@@ -50,6 +61,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "ampdoctor.load",
         "ampdoctor.probe",
         "ampdoctor.diagnose",
+        "ampdoctor.gate",
+        "ampdoctor.scales",
         "ampdoctor.render",
         "torch",
     ),
@@ -142,12 +155,12 @@ def test_no_exception_is_swallowed_unseen(file: Path) -> None:
     assert not wrong, f"{file.relative_to(SOURCE)}: lines {wrong}"
 
 
-def test_diagnose_reads_no_clock_file_or_device() -> None:
+def test_judges_read_no_clock_file_or_device() -> None:
     forbidden = {"time", "datetime", "os", "io", "random", "pathlib", "subprocess", "socket"}
     found = {
         f"{file.relative_to(SOURCE)}:{line} imports {module}"
         for file in FILES
-        if layer_of(file) == "diagnose"
+        if layer_of(file) in ("diagnose", "gate", "scales")
         for line, module in imports(file)
         if module.partition(".")[0] in forbidden
     }
@@ -173,7 +186,7 @@ def test_every_file_says_what_it_is() -> None:
     "statement",
     [
         "import ampdoctor.facts.trace, ampdoctor.facts.store",
-        "import ampdoctor.diagnose.engine",
+        "import ampdoctor.diagnose.engine, ampdoctor.gate.evaluate, ampdoctor.scales.gradient_view",
         "import ampdoctor.config",
         "import ampdoctor, ampdoctor.pytest_plugin",
         "import ampdoctor.cli.main",

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from ampdoctor.cli.baselines import section_of
-from ampdoctor.diagnose.baseline import Known, KnownLayer, KnownLimit, key_of, known_of
-from ampdoctor.diagnose.baseline_file import BaselineError, dump, parse
 from ampdoctor.diagnose.engine import diagnose
-from ampdoctor.diagnose.gate import broken_limits, evaluate
 from ampdoctor.diagnose.gate_result import Accepted, GateResult
-from ampdoctor.diagnose.gate_rules import GateRules, Limit
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Finding, LossScale, Report
 from ampdoctor.diagnose.waivers import Waiver
 from ampdoctor.facts.site import Site, Source
 from ampdoctor.facts.trace import Birth
+from ampdoctor.gate.baseline import Known, KnownLayer, KnownLimit, key_of, known_of
+from ampdoctor.gate.baseline_file import BaselineError, dump, parse
+from ampdoctor.gate.evaluate import broken_limits, evaluate
+from ampdoctor.gate.rules import GateRules, Limit
 from trace_builder import (
     birth,
     candidate,

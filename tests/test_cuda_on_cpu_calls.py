@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ampdoctor.probe.cuda_on_cpu import (
+from ampdoctor.probe.cuda.on_cpu import (
     autocast_kept_off,
     cuda_autocast_policy,
     requested_autocast,

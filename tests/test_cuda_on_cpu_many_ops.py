@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampdoctor.probe.cuda_on_cpu import run_like_cuda
-from ampdoctor.probe.cuda_op_kinds import _CPU_ONLY, _MIXED, _MOVES, _NEITHER, Arithmetic, classify
+from ampdoctor.probe.cuda.on_cpu import run_like_cuda
+from ampdoctor.probe.cuda.op_kinds import _CPU_ONLY, _MIXED, _MOVES, _NEITHER, Arithmetic, classify
 
 aten = torch.ops.aten
 HALF, BRAIN = torch.float16, torch.bfloat16

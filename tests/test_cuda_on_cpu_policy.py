@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampdoctor.probe.cuda_autocast_lists import CUDA_ONLY_KERNELS, CUDA_POLICIES
-from ampdoctor.probe.cuda_on_cpu import (
+from ampdoctor.probe.cuda.autocast_lists import CUDA_ONLY_KERNELS, CUDA_POLICIES
+from ampdoctor.probe.cuda.on_cpu import (
     EmulatedRefusal,
     cuda_autocast_policy,
 )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampdoctor.probe.cuda_on_cpu import (
+from ampdoctor.probe.cuda.on_cpu import (
     cuda_autocast_policy,
     decomposed_rnns,
 )

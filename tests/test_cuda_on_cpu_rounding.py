@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampdoctor.probe.cuda_on_cpu import Emulated, EmulatedRefusal, run_like_cuda
+from ampdoctor.probe.cuda.on_cpu import Emulated, EmulatedRefusal, run_like_cuda
 
 aten = torch.ops.aten
 HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64

@@ -13,14 +13,14 @@ import pytest
 from ampdoctor.api.request import gate_rules_of
 from ampdoctor.config import parse_config
 from ampdoctor.diagnose.engine import diagnose
-from ampdoctor.diagnose.gate import evaluate
 from ampdoctor.diagnose.gate_result import Check, GateResult, worst_status
-from ampdoctor.diagnose.gate_rules import GateRules, Limit
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import LossScale, Report
 from ampdoctor.diagnose.unmeasured import unmeasured
 from ampdoctor.diagnose.waivers import Waiver
 from ampdoctor.facts.trace import SiteRecord
+from ampdoctor.gate.evaluate import evaluate
+from ampdoctor.gate.rules import GateRules, Limit
 from ampdoctor.render import Options
 from ampdoctor.render.gate import FORMATS
 from trace_builder import birth, candidate, environment, module, parameter, record, reference, trace

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import ampdoctor.probe.session
+import ampdoctor.probe.scan
 from ampdoctor.cli.grad_histogram import parse_scale
 from ampdoctor.cli.main import run
 from ampdoctor.errors import ConfigError
@@ -321,13 +321,13 @@ def test_it_makes_the_passes_of_a_scan_and_no_other(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scales: list[float] = []
-    run_pass = ampdoctor.probe.session.run_pass
+    run_pass = ampdoctor.probe.scan.run_pass
 
     def counting(workload: Any, batch: Any, precision: Any, *arguments: Any) -> Any:
         scales.append(precision.loss_scale)
         return run_pass(workload, batch, precision, *arguments)
 
-    monkeypatch.setattr(ampdoctor.probe.session, "run_pass", counting)
+    monkeypatch.setattr(ampdoctor.probe.scan, "run_pass", counting)
     assert run(["scan", "scan.yaml"]) == 0
     of_scan = list(scales)
     scales.clear()

@@ -9,10 +9,10 @@ import pytest
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.gradient_histogram import gradient_histogram_of
 from ampdoctor.diagnose.report import GradientBins, GradientHistogram
-from ampdoctor.facts.gradient_view import gradients_to_sweep
 from ampdoctor.facts.histogram import ExponentHistogram
-from ampdoctor.facts.loss_scale import underflow_fraction
 from ampdoctor.facts.trace import SiteRecord
+from ampdoctor.scales.gradient_view import gradients_to_sweep
+from ampdoctor.scales.powers_of_two import underflow_fraction
 from trace_builder import candidate, module, record, reference, trace
 
 

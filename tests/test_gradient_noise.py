@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ampdoctor.facts.gradient_harm import without_noise
+from ampdoctor.scales.gradient_harm import without_noise
 from case_runner import candidate, scan, warnings_of
 
 

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.facts.floats import BFLOAT16, FLOAT8_E4M3FN, FLOAT16
-from ampdoctor.facts.gradient_view import (
+from ampdoctor.facts.histogram import ExponentHistogram
+from ampdoctor.facts.trace import Trace
+from ampdoctor.facts.zones import NORMAL, OVERFLOW, SUBNORMAL, ZERO, elements_by_zone, zone_of
+from ampdoctor.scales.gradient_view import (
     ACTIVATIONS,
     PARAMETERS,
     GradientView,
@@ -20,9 +23,6 @@ from ampdoctor.facts.gradient_view import (
     predicted_window,
     view_gradients,
 )
-from ampdoctor.facts.histogram import ExponentHistogram
-from ampdoctor.facts.trace import Trace
-from ampdoctor.facts.zones import NORMAL, OVERFLOW, SUBNORMAL, ZERO, elements_by_zone, zone_of
 from case_runner import scan
 from trace_builder import candidate, environment, parameter, record, reference, stats, trace
 

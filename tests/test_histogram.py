@@ -17,7 +17,7 @@ from ampdoctor.facts.floats import (
     FloatFormat,
 )
 from ampdoctor.facts.histogram import ExponentHistogram, exponent_of
-from ampdoctor.probe.tally import Tally
+from ampdoctor.probe.watch.tally import Tally
 
 FORMATS = [FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2]
 TORCH = {fmt.name: getattr(torch, fmt.name) for fmt in FORMATS}

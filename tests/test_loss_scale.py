@@ -14,11 +14,11 @@ from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
 from ampdoctor.facts.floats import FLOAT16
-from ampdoctor.facts.loss_scale import ceiling_of, gradient_tensors, sweep, underflow_fraction
 from ampdoctor.facts.trace import Trace
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.session import probe
+from ampdoctor.probe.scan import probe
+from ampdoctor.scales.powers_of_two import ceiling_of, gradient_tensors, sweep, underflow_fraction
 
 
 class Chain(nn.Module):

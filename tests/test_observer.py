@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ampdoctor.facts.trace import Pass
-from ampdoctor.probe.observer import Observer
+from ampdoctor.probe.passes.one_pass import run_pass
+from ampdoctor.probe.passes.precision import candidate
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.precision import candidate
-from ampdoctor.probe.run import run_pass
+from ampdoctor.probe.watch.observer import Observer
 from probe_helpers import Calls, pass_of, records, summed, text, traced, workload
 
 # ---------------------------------------------------------------- sites

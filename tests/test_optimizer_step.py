@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.facts.trace import OptimizerStep, ParameterUpdate
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.optimizer_step import first_step
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.session import probe
-from ampdoctor.probe.updates import first_step
+from ampdoctor.probe.scan import probe
 from case_runner import assert_same, run_case, snapshot, warnings_of
 
 BuildOptimizer = Callable[[nn.Module], torch.optim.Optimizer]

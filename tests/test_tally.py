@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.stats import TensorStats
-from ampdoctor.probe.tally import Tally
+from ampdoctor.probe.watch.tally import Tally
 
 INF, NAN = math.inf, math.nan
 

@@ -11,8 +11,8 @@ from ampdoctor.api.report import Report
 from ampdoctor.api.request import gate_rules_of
 from ampdoctor.api.scan import examine
 from ampdoctor.api.settings import config_of, precision_section
-from ampdoctor.diagnose.gate import evaluate
 from ampdoctor.diagnose.gate_result import PASSED
+from ampdoctor.gate.evaluate import evaluate
 from ampdoctor.render import Options
 from ampdoctor.render.failure_text import render_failure
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ampdoctor.diagnose.gate_rules import LIMIT_NAMES, GateRules, Limit
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.waivers import Waiver
 from ampdoctor.errors import ConfigError
+from ampdoctor.gate.rules import LIMIT_NAMES, GateRules, Limit
 from ampdoctor.probe.plan import Plan
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ampdoctor.api.settings import Section, config_of, precision_section
 from ampdoctor.config import Config
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.load.live import live_workload
-from ampdoctor.probe.session import probe
+from ampdoctor.probe.scan import probe
 
 if TYPE_CHECKING:
     from ampdoctor.load.live import BuildOptimizer, LossFn

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ampdoctor.cli.output import check_writable, write_file
-from ampdoctor.diagnose.baseline import Known
-from ampdoctor.diagnose.baseline_file import BaselineError, dump, parse
 from ampdoctor.errors import ConfigError
+from ampdoctor.gate.baseline import Known
+from ampdoctor.gate.baseline_file import BaselineError, dump, parse
 
 DEFAULT_BASELINE = Path("ampdoctor-baseline.json")
 """Of a trace without a config, in the current folder."""

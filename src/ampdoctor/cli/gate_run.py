@@ -11,10 +11,10 @@ from ampdoctor.cli.failure import say
 from ampdoctor.cli.gate_output import documents_of, emit_gate
 from ampdoctor.cli.gate_subjects import GateOptions, Judged, Subject, judge_all
 from ampdoctor.cli.scan import DEFAULT_CONFIG
-from ampdoctor.diagnose.baseline import Known
 from ampdoctor.diagnose.gate_result import EXIT_CODES, FAILED, UNUSABLE
 from ampdoctor.diagnose.wording import count_words, place, source_place
 from ampdoctor.errors import ConfigError
+from ampdoctor.gate.baseline import Known
 
 
 def run_gate(

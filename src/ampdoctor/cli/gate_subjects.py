@@ -16,14 +16,14 @@ from ampdoctor.cli.baselines import (
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.failure import bug_words, exit_words, explain_details, reason_of
 from ampdoctor.cli.repository import path_from_here
-from ampdoctor.diagnose.baseline import Known, known_of
-from ampdoctor.diagnose.gate import broken_limits, evaluate
 from ampdoctor.diagnose.gate_result import EXIT_CODES, NOT_MEASURED
-from ampdoctor.diagnose.gate_rules import GateRules
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.unmeasured import unmeasured
 from ampdoctor.errors import AmpDoctorError
+from ampdoctor.gate.baseline import Known, known_of
+from ampdoctor.gate.evaluate import broken_limits, evaluate
+from ampdoctor.gate.rules import GateRules
 from ampdoctor.version import VERSION
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from ampdoctor.cli.scale_option import scale_named
 from ampdoctor.cli.scan import read_settings, run_probe
 from ampdoctor.errors import ConfigError, ProbeError
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
-from ampdoctor.facts.gradient_view import (
+from ampdoctor.facts.trace import Trace
+from ampdoctor.scales.gradient_view import (
     ACTIVATIONS,
     EVERYTHING,
     PARAMETERS,
@@ -29,7 +30,6 @@ from ampdoctor.facts.gradient_view import (
     has_finite_backward,
     view_gradients,
 )
-from ampdoctor.facts.trace import Trace
 
 if TYPE_CHECKING:
     from ampdoctor.config import Config

@@ -142,8 +142,8 @@ def _train(settings: Config, setup: ScalerSettings, steps: int, quiet: bool) -> 
         progress("loading", 0, 1)
         from ampdoctor.api.request import plan_of
         from ampdoctor.load import load
-        from ampdoctor.probe.cuda_on_cpu import requested_autocast
-        from ampdoctor.probe.training import train
+        from ampdoctor.probe.cuda.on_cpu import requested_autocast
+        from ampdoctor.probe.train import train
 
         with requested_autocast():
             workload = load(settings)

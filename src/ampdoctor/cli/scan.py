@@ -100,8 +100,8 @@ def run_probe(settings: Config, quiet: bool) -> Trace:
         progress("loading", 0, 1)
         from ampdoctor.api.request import plan_of
         from ampdoctor.load import load
-        from ampdoctor.probe.cuda_on_cpu import requested_autocast
-        from ampdoctor.probe.session import probe
+        from ampdoctor.probe.cuda.on_cpu import requested_autocast
+        from ampdoctor.probe.scan import probe
 
         with requested_autocast():
             workload = load(settings)

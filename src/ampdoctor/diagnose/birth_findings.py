@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ampdoctor.diagnose.births import FAULT, HARMLESS, SILENT, JudgedBirth, in_order
 from ampdoctor.diagnose.cause import RANGE
 from ampdoctor.diagnose.report import Finding
+from ampdoctor.diagnose.standing import FAULT, HARMLESS, SILENT, JudgedBirth, in_order
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import (
     format_name,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ampdoctor.diagnose.births import INPUT, JudgedBirth
 from ampdoctor.diagnose.cause import FLUSH
 from ampdoctor.diagnose.constants import root_of
 from ampdoctor.diagnose.report import FirstFault
+from ampdoctor.diagnose.standing import INPUT, JudgedBirth
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.trace import BadTensor, Birth, Pass, Raised, Trace
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ampdoctor.diagnose.report import GradientBins, GradientHistogram
-from ampdoctor.facts.gradient_view import gradients_to_sweep
 from ampdoctor.facts.histogram import ExponentHistogram, exponent_of
-from ampdoctor.facts.loss_scale import HIGHEST, LOWEST, GradientTensor
 from ampdoctor.facts.trace import Trace
+from ampdoctor.scales.gradient_view import gradients_to_sweep
+from ampdoctor.scales.powers_of_two import HIGHEST, LOWEST, GradientTensor
 
 
 def gradient_histogram_of(trace: Trace) -> GradientHistogram | None:

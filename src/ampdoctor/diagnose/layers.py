@@ -6,15 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampdoctor.diagnose.births import FAULT, SILENT
 from ampdoctor.diagnose.headroom import LOW_PRECISION, headroom_bits
 from ampdoctor.diagnose.masks import is_mask
 from ampdoctor.diagnose.outcome import find_pass
 from ampdoctor.diagnose.report import ForwardRange, GradientRange, LayerRow, ParameterRow
+from ampdoctor.diagnose.standing import FAULT, SILENT
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.floats import FLOAT_FORMATS
-from ampdoctor.facts.gradient_harm import lost_fraction, without_noise
 from ampdoctor.facts.trace import Pass, SiteRecord, Trace
+from ampdoctor.scales.gradient_harm import lost_fraction, without_noise
 
 
 def layer_rows(reading: Reading) -> tuple[LayerRow, ...]:

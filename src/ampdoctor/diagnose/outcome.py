@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ampdoctor.facts.floats import FLOAT_FORMATS
-from ampdoctor.facts.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 from ampdoctor.facts.trace import ParameterGradient, Pass, Trace
+from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 
 LOSS_ERROR = 1e-2
 """A relative loss error past this is no rounding: FP16 keeps 3 digits, a healthy case errs by 1e-4."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ampdoctor.diagnose.births import JudgedBirth
 from ampdoctor.diagnose.cause import RANGE
 from ampdoctor.diagnose.headroom import headroom_bits
 from ampdoctor.diagnose.masks import is_mask
 from ampdoctor.diagnose.outcome import find_pass
 from ampdoctor.diagnose.report import RunUpRow
+from ampdoctor.diagnose.standing import JudgedBirth
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.trace import Pass, SiteRecord
 

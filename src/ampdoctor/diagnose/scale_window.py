@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.facts.floats import BFLOAT16, FloatFormat
-from ampdoctor.facts.gradient_harm import harmed
-from ampdoctor.facts.loss_scale import (
+from ampdoctor.facts.trace import Pass, ScaleRun, Trace
+from ampdoctor.scales.gradient_harm import harmed
+from ampdoctor.scales.powers_of_two import (
     HIGHEST,
     HIGHEST_RECOMMENDED,
     LOWEST,
@@ -23,7 +24,6 @@ from ampdoctor.facts.loss_scale import (
     most_flushed,
     sweep,
 )
-from ampdoctor.facts.trace import Pass, ScaleRun, Trace
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
 
-from ampdoctor.diagnose.rules import amp302
+from ampdoctor.diagnose.rules import half_parameters_with_scaler
 from ampdoctor.diagnose.scaler_report import ScalerReport, SkipGroup
 from ampdoctor.diagnose.scaler_words import notes_of, remedy_of, sentence_of
 from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, replay
@@ -43,7 +43,7 @@ def judge_scaler(
         replays=tuple(replay(_at_interval(p, growth_interval), ceilings) for p in policies)
         if ceilings
         else (),
-        findings=tuple(amp302.refused(run)),
+        findings=tuple(half_parameters_with_scaler.refused(run)),
         remedy="",
         notes=(),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ampdoctor.diagnose.scaler_report import ScalerReport
 from ampdoctor.diagnose.wording import count_words, listing, scale
-from ampdoctor.facts.loss_scale import HIGHEST
+from ampdoctor.scales.powers_of_two import HIGHEST
 
 _SHORT_INTERVAL = 20
 """A growth interval that shows the scale grow in a run of a few hundred steps."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ampdoctor.diagnose.births import SILENT
 from ampdoctor.diagnose.first_fault import tensor_name
 from ampdoctor.diagnose.outcome import share_lost
 from ampdoctor.diagnose.report import FirstFault
+from ampdoctor.diagnose.standing import SILENT
 from ampdoctor.diagnose.updates import update_damage
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import (
@@ -19,7 +19,7 @@ from ampdoctor.diagnose.wording import (
     scale,
     short_op,
 )
-from ampdoctor.facts.gradient_harm import lost_fraction
+from ampdoctor.scales.gradient_harm import lost_fraction
 
 _WORTH_A_WORD = 0.0005
 """A share of the gradient below this is nothing to a reader: ``<0.1 %``."""

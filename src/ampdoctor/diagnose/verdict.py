@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampdoctor.diagnose.births import (
+from ampdoctor.diagnose.cause import FLUSH, GENUINE, RANGE
+from ampdoctor.diagnose.outcome import GradientDamage, find_pass, gradient_damage
+from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.scale_window import ScaleReading, best_errors, read_scales
+from ampdoctor.diagnose.standing import (
     FAULT,
     INPUT,
     JudgedBirth,
@@ -15,10 +19,6 @@ from ampdoctor.diagnose.births import (
     only_the_derivative,
     stopped_by_itself,
 )
-from ampdoctor.diagnose.cause import FLUSH, GENUINE, RANGE
-from ampdoctor.diagnose.outcome import GradientDamage, find_pass, gradient_damage
-from ampdoctor.diagnose.policy import Policy
-from ampdoctor.diagnose.scale_window import ScaleReading, best_errors, read_scales
 from ampdoctor.diagnose.updates import update_damage
 from ampdoctor.diagnose.wording import format_name
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat

@@ -1,0 +1,1 @@
+"""Measures and never judges: a Workload and a Plan become a Trace."""

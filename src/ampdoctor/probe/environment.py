@@ -8,8 +8,8 @@ import torch
 
 from ampdoctor.facts.trace import Environment
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.passes.precision import candidate, device_name
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.precision import candidate, device_name
 from ampdoctor.version import VERSION
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ampdoctor.facts.gradient_harm import harmed
-from ampdoctor.facts.loss_scale import (
+from ampdoctor.facts.trace import Pass, ScaleRun, SiteRecord
+from ampdoctor.scales.gradient_harm import harmed
+from ampdoctor.scales.powers_of_two import (
     HIGHEST,
     HIGHEST_RECOMMENDED,
     LOWEST,
@@ -18,7 +19,6 @@ from ampdoctor.facts.loss_scale import (
     is_power_of_two,
     limiting,
 )
-from ampdoctor.facts.trace import Pass, ScaleRun, SiteRecord
 
 RunAt = Callable[[int, float], Pass]
 """(batch, loss scale) -> the candidate's pass there."""

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from ampdoctor.diagnose.wording import number, percent
 from ampdoctor.facts.floats import FloatFormat
-from ampdoctor.facts.gradient_view import Gradients
 from ampdoctor.facts.histogram import exponent_of
 from ampdoctor.facts.zones import NORMAL, OVERFLOW, SUBNORMAL, ZERO
 from ampdoctor.render.gradients.axis import Axis, beyond
 from ampdoctor.render.gradients.bars import bar_rows, sparkline
 from ampdoctor.render.options import Options
+from ampdoctor.scales.gradient_view import Gradients
 
 STYLES = {ZERO: "red", SUBNORMAL: "yellow", NORMAL: "green", OVERFLOW: "red"}
 LABEL_WIDTH = 9

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ampdoctor.facts.floats import FloatFormat
-from ampdoctor.facts.gradient_view import PARAMETERS, Gradients
-from ampdoctor.facts.loss_scale import GradientTensor, ScalePoint
 from ampdoctor.facts.store import to_json
 from ampdoctor.facts.zones import elements_by_zone
 from ampdoctor.render.gradients.page import Page
 from ampdoctor.render.gradients.words import headline, judgement
 from ampdoctor.render.options import Options
+from ampdoctor.scales.gradient_view import PARAMETERS, Gradients
+from ampdoctor.scales.powers_of_two import GradientTensor, ScalePoint
 
 SCHEMA = "ampdoctor.gradients/1"
 

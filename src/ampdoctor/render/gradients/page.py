@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ampdoctor.diagnose.report import Report
-from ampdoctor.facts.gradient_view import GradientView, predicted_window
-from ampdoctor.facts.loss_scale import HIGHEST, HIGHEST_RECOMMENDED, LOWEST, ScalePoint
+from ampdoctor.scales.gradient_view import GradientView, predicted_window
+from ampdoctor.scales.powers_of_two import HIGHEST, HIGHEST_RECOMMENDED, LOWEST, ScalePoint
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from ampdoctor.diagnose.wording import format_name, percent
-from ampdoctor.facts.loss_scale import HIGHEST, LOWEST, is_power_of_two
 from ampdoctor.facts.zones import NORMAL, OVERFLOW, SUBNORMAL, ZERO
 from ampdoctor.render.gradients.axis import Axis, axis_for
 from ampdoctor.render.gradients.chart import edge_label
 from ampdoctor.render.gradients.page import Page, exponent_of_power
 from ampdoctor.render.gradients.words import headline, layer_labels, shown_scale, things
+from ampdoctor.scales.powers_of_two import HIGHEST, LOWEST, is_power_of_two
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

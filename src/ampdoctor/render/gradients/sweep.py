@@ -10,8 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ampdoctor.diagnose.wording import format_name, percent, scale
-from ampdoctor.facts.gradient_view import ScaleSeen
-from ampdoctor.facts.loss_scale import HIGHEST, LOWEST, ScalePoint
 from ampdoctor.facts.zones import OVERFLOW, ZERO
 from ampdoctor.render.gradients.bars import bar_rows, sparkline
 from ampdoctor.render.gradients.chart import LABEL_WIDTH, STYLES
@@ -23,6 +21,8 @@ from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
 from ampdoctor.render.text import header, labelled
 from ampdoctor.render.words import words
+from ampdoctor.scales.gradient_view import ScaleSeen
+from ampdoctor.scales.powers_of_two import HIGHEST, LOWEST, ScalePoint
 
 _ROWS = 7
 _TICK_EVERY = 4

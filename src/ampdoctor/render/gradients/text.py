@@ -10,8 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ampdoctor.diagnose.wording import count_words, percent
-from ampdoctor.facts.gradient_view import PARAMETERS
-from ampdoctor.facts.loss_scale import GradientTensor
 from ampdoctor.facts.zones import NORMAL, OVERFLOW, SUBNORMAL, ZERO
 from ampdoctor.render.gradients.axis import axis_for
 from ampdoctor.render.gradients.chart import LABEL_WIDTH, STYLES, chart, edge_label, spark, zone_names
@@ -34,6 +32,8 @@ from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
 from ampdoctor.render.text import header, labelled
 from ampdoctor.render.words import source_path, words
+from ampdoctor.scales.gradient_view import PARAMETERS
+from ampdoctor.scales.powers_of_two import GradientTensor
 
 _MARGIN = 1
 _SPARK_WIDTH = 32

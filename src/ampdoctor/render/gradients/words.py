@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampdoctor.diagnose.wording import count_words, format_name, number, percent, place, scale, short_op
-from ampdoctor.facts.gradient_view import ACTIVATIONS, PARAMETERS, ScaleSeen
-from ampdoctor.facts.loss_scale import GradientTensor, ceiling_of
 from ampdoctor.render.gradients.labels import labels
 from ampdoctor.render.gradients.page import Page, exponent_of_power
+from ampdoctor.scales.gradient_view import ACTIVATIONS, PARAMETERS, ScaleSeen
+from ampdoctor.scales.powers_of_two import GradientTensor, ceiling_of
 
 FITS, UNDERFLOW, OVERFLOW = "FITS", "UNDERFLOW", "OVERFLOW"
 _NOTICEABLE = 0.001

@@ -11,8 +11,8 @@ from ampdoctor.diagnose.report import GradientBins, GradientHistogram, LossScale
 from ampdoctor.diagnose.wording import percent
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.histogram import exponent_of
-from ampdoctor.facts.loss_scale import HIGHEST, LOWEST
 from ampdoctor.facts.zones import zone_of, zones
+from ampdoctor.scales.powers_of_two import HIGHEST, LOWEST
 
 _BELOW, _ABOVE = 16, 9
 """Exponents shown at most beyond those that the format holds; what lies further out is in the last column."""

@@ -1,0 +1,86 @@
+"""AMP102: undefined in forward, in FP32 too
+
+What it means
+    An op of the forward made a NaN or an infinity that the FP32 pass makes as
+    well, at the same elements: the softmax of a row that is -inf throughout,
+    the log of a true zero, exp of 180, a loss over no labels. No precision
+    and no loss scale cures it. It is blamed on FP16 because mixed precision
+    is where people look.
+
+How it is found
+    The op's inputs carry no value of that kind, the op on the same inputs in
+    float64 is not finite either, and the FP32 pass has the value at the same
+    site and elements. What FP32 has too and survives with a finite loss and
+    finite gradients is not reported.
+
+What to do
+    Mend the formula or the data: an eps inside the root, a clamp before exp
+    or log, torch.where on the argument rather than on the result, skipping a
+    sample without labels, at least one unmasked position per row.
+
+Example
+    A fully padded sequence: every score of the row is -inf, its softmax is
+    NaN. With ignore_index the loss stays finite and only the gradients turn
+    NaN.
+
+Sources
+    pytorch/pytorch#41508 (padded rows), #116349 (all labels ignored),
+    ultralytics/yolov5#2376 (an eps lost in FP32), kornia/kornia#3481 (exp of
+    a parameter), FangShancheng/ABINet#65 (CTC target longer than its input).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ampdoctor.diagnose.birth_findings import births_of, findings_by_place, samples_sentence, sentence
+from ampdoctor.diagnose.cause import GENUINE
+from ampdoctor.diagnose.report import Finding
+from ampdoctor.diagnose.rule import Rule
+from ampdoctor.diagnose.standing import JudgedBirth, only_the_derivative
+from ampdoctor.diagnose.verdict import Reading
+from ampdoctor.diagnose.wording import short_op
+
+_UNMASK = "leave at least one position per row unmasked, or zero such rows after the softmax"
+_REMEDIES = {
+    "aten::_softmax": _UNMASK,
+    "aten::_safe_softmax": _UNMASK,
+    "aten::_log_softmax": _UNMASK,
+    "aten::exp": "clamp the argument: exp is inf from 88.7 on in FP32, from 11.1 on in FP16",
+    "aten::log": "clamp the argument away from zero, or take the log inside a stable function (logsigmoid)",
+    "aten::log1p": "clamp the argument away from -1",
+    "aten::div": "add an eps to the divisor that survives next to the other terms",
+    "aten::rsqrt": "add an eps inside the root",
+    "aten::sqrt": "keep the argument non-negative",
+    "aten::_ctc_loss": "drop samples whose target does not fit their input, or pass zero_infinity=True",
+    "aten::nll_loss_forward": "skip a batch in which every label is ignored: its mean is 0 / 0",
+    "aten::nll_loss2d_forward": "skip a batch in which every label is ignored: its mean is 0 / 0",
+    "aten::mul": "do not multiply a masked infinity by zero: select with torch.where instead",
+}
+
+
+def check(reading: Reading) -> Iterable[Finding]:
+    """One finding per place in the forward that is undefined in every precision."""
+    return findings_by_place(CODE, TITLE, births_of(reading, _speaks), _message, _remedy)
+
+
+def _speaks(judged: JudgedBirth) -> bool:
+    return judged.in_forward and judged.cause == GENUINE and not only_the_derivative(judged)
+
+
+def _message(judged: JudgedBirth) -> str:
+    birth = judged.birth
+    what = "NaN" if birth.value == "nan" else "inf"
+    op = short_op(birth.site.op) if birth.site else ""
+    where = "FP32 has it in the same place" if birth.reference == "same" else "it is so in float64 too"
+    return f"{op} gives {what} on these inputs; {where}.{samples_sentence(judged)}"
+
+
+def _remedy(judged: JudgedBirth) -> str:
+    op = judged.birth.site.op if judged.birth.site else ""
+    known = _REMEDIES.get(op, "mend the formula or the data: precision is not the cause")
+    return sentence(known + ". Neither BF16 nor a loss scale helps" if op in _REMEDIES else known)
+
+
+CODE, TITLE = "AMP102", "undefined in forward, in FP32 too"
+RULE = Rule(CODE, TITLE, "error", __doc__ or "", check)

@@ -1,0 +1,126 @@
+"""AMP203: gradient underflow
+
+What it means
+    Gradients became zero by rounding. FP16 keeps nothing at or below 2^-25
+    (3e-8); activation gradients of a mean over many elements lie there.
+    Nothing turns NaN, the loss goes down a little, and the layers that
+    receive zeros do not learn.
+
+How it is found
+    Each parameter's gradient is compared with the FP32 pass: elements that
+    are nonzero there and zero here are lost. A parameter counts as damaged
+    when it loses more than a fifth of them and its gradient is off by more
+    than 5 %. Gradients that are zero in FP32 too never count, nor do those
+    that are mere rounding noise around zero (a bias in front of a BatchNorm,
+    the bias of an attention key).
+
+What to do
+    Use a loss scale (torch.amp.GradScaler), or a higher one. Where a higher
+    one overflows elsewhere, run the layer that overflows in FP32, or rescale
+    that loss term. BF16 has FP32's exponents and needs no scale.
+
+Example
+    Autocast without GradScaler and a loss of 1e-4: 99 % of the gradient
+    elements are zero.
+
+Sources
+    NVIDIA/apex#377, nerfstudio-project/nerfacc#307,
+    engichang1467/Open-Rig3R#35.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ampdoctor.diagnose.outcome import GradientDamage, find_pass, is_healthy
+from ampdoctor.diagnose.report import Finding
+from ampdoctor.diagnose.rule import Rule
+from ampdoctor.diagnose.standing import SILENT
+from ampdoctor.diagnose.verdict import Reading
+from ampdoctor.diagnose.wording import count_words, percent, scale, short_op
+from ampdoctor.facts.trace import SiteRecord
+from ampdoctor.scales.gradient_harm import lost_fraction
+
+_MOSTLY_FLUSHED = 0.2
+"""A backward op that zeroes this share of its elements is where the loss of gradient begins."""
+
+
+def check(reading: Reading) -> Iterable[Finding]:
+    """One finding for the scan: which parameters lose how much, and the backward op where it begins."""
+    damage = reading.damage
+    if reading.basis is not None and reading.basis.standing == SILENT:
+        return ()  # an infinity that was absorbed in forward took the gradients with it
+    if damage is None or not damage.damaged:
+        return ()
+    environment = reading.trace.environment
+    candidate = find_pass(reading.trace, "candidate", damage.batch, environment.loss_scale)
+    if candidate is None or not is_healthy(candidate, environment.forward_only):
+        return ()  # zeros next to NaN are no underflow
+    begins = _where_it_begins(candidate.sites)
+    site = begins.site if begins else None
+    return (
+        Finding(
+            code=CODE,
+            severity="error" if reading.verdict == "gradient-underflow" else "warning",
+            title=TITLE,
+            module=site.module if site else "",
+            op=site.op if site else "",
+            source=begins.source if begins else None,
+            message=_message(damage, candidate.loss_scale) + _begins_words(begins),
+            evidence={
+                "loss_scale": candidate.loss_scale,
+                "lost_fraction": damage.lost_fraction,
+                "relative_error": damage.relative_error,
+                "parameters": {p.name: lost_fraction(p) for p in damage.damaged},
+                "limit": reading.policy.gradient_underflow,
+            },
+            remedy=_remedy(reading, candidate.loss_scale),
+        ),
+    )
+
+
+def _message(damage: GradientDamage, loss_scale: float) -> str:
+    at = f"At scale {scale(loss_scale)}"
+    worst = damage.damaged[0]
+    lose = "loses" if len(damage.damaged) == 1 else "lose"
+    return (
+        f"{at}, {count_words(len(damage.damaged), 'parameter')} {lose} much of the gradient to rounding: "
+        f"worst {worst.name} with {percent(lost_fraction(worst))}; "
+        f"{percent(damage.lost_fraction)} of all elements."
+    )
+
+
+def _where_it_begins(sites: Iterable[SiteRecord]) -> SiteRecord | None:
+    """The first backward op that flushes much of what it makes, else the one that flushes most elements."""
+    flushing = [r for r in sites if r.site.phase == "backward" and r.stats.flushed]
+    for record in sorted(flushing, key=lambda r: r.order):
+        before = record.stats.nonzero + (record.stats.flushed or 0)
+        if before and (record.stats.flushed or 0) / before > _MOSTLY_FLUSHED:
+            return record
+    return max(flushing, key=lambda r: r.stats.flushed or 0, default=None)
+
+
+def _begins_words(record: SiteRecord | None) -> str:
+    if record is None:
+        return ""
+    op = short_op(record.forward_op) or short_op(record.site.op)
+    return f" It begins in the backward of {op}{' of ' + record.site.module if record.site.module else ''}."
+
+
+def _remedy(reading: Reading, loss_scale: float) -> str:
+    scales = reading.scales
+    if scales is not None and scales.recommended is not None and scales.window is not None:
+        best, proof = scale(2.0**scales.recommended), " (run here)" if scales.verified else ""
+        low, high = scale(2.0**scales.window.low), scale(2.0**scales.window.high)
+        start = "Use a loss scale" if loss_scale <= 1 else "Raise the loss scale"
+        return (
+            f"{start}: torch.amp.GradScaler(init_scale={2.0**scales.recommended:.0f}); {best} works{proof}, "
+            f"by the histograms all from {low} to {high} do. BF16 needs no scale."
+        )
+    if loss_scale <= 1:
+        return "Use a loss scale: torch.amp.GradScaler starts at 65,536 and adapts. BF16 needs none."
+    return "Raise the loss scale, or give this loss term more weight. BF16 needs no scale."
+
+
+CODE, TITLE = "AMP203", "gradient underflow"
+RULE = Rule(CODE, TITLE, "error", __doc__ or "", check)

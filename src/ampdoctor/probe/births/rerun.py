@@ -1,0 +1,69 @@
+"""One op, run again on the inputs it had, in float64: the value it should have given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from ampdoctor.probe.watch.op_arguments import AnyOp, flat, written
+
+
+def written_copied(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as they are before the call: those that the op writes to, copied."""
+    storages = {_storage(t) for t in written(func, args, kwargs) if _has_memory(t)}
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            # An argument that is only read may be the very tensor that is written: x.mul_(x).
+            return value.clone() if _has_memory(value) and _storage(value) in storages else value
+        return [copied(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    return tuple(copied(a) for a in args), {k: copied(v) for k, v in kwargs.items()}
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def rerun_in_float64(
+    func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], output: int, rng: Any
+) -> Tensor | None:
+    """The op's output in float64 on the same inputs, on the host; None where the op cannot run in float64."""
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            wide = _wide(value.dtype) if value.layout == torch.strided else value.dtype
+            return value.detach().to(wide, copy=True)
+        if isinstance(value, (list, tuple)):
+            return type(value)(widen(v) for v in value)
+        return _wide(value) if isinstance(value, torch.dtype) else value
+
+    after = torch.get_rng_state()
+    try:
+        torch.set_rng_state(rng)
+        wide_args, wide_kwargs = widen(args), {k: widen(v) for k, v in kwargs.items()}
+        result = func(*wide_args, **wide_kwargs)
+        if result is None:
+            result = written(func, wide_args, wide_kwargs)
+    except Exception:
+        return None  # no float64 kernel (fused attention has none): the reference pass decides then
+    finally:
+        torch.set_rng_state(after)
+    tensors = [result] if isinstance(result, Tensor) else list(flat(result))
+    chosen = tensors[output] if output < len(tensors) else None
+    return chosen.cpu() if isinstance(chosen, Tensor) else None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype

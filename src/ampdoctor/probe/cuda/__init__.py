@@ -1,0 +1,1 @@
+"""CUDA's mixed precision, imitated on a CPU: autocast's op lists, and the rounding of each op."""

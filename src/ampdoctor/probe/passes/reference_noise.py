@@ -1,0 +1,40 @@
+"""How far the FP32 reference's own gradients can be trusted: the same pass in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ampdoctor.load.workload import Workload
+from ampdoctor.probe.passes.one_pass import Run, run_pass
+from ampdoctor.probe.passes.precision import reference
+from ampdoctor.probe.watch.unrecorded import Absent
+
+_SAME_LOSS = 1e-4
+"""Relative difference up to which both losses are of the same random draw; FP32 sums err by 1e-6 or so."""
+
+
+def reference_errors(workload: Workload, batch: Any, seed: int, exact: Run) -> dict[str, float]:
+    """{parameter: relative error of its FP32 gradient in the 2-norm, against float64}.
+
+    A gradient that is zero in exact arithmetic is all rounding noise in FP32, and errs by 1 or more here. {}
+    where the model does not run in float64, or draws other random numbers there.
+    """
+    precision = replace(reference(exact.precision.device), dtype=torch.float64)
+    wide = run_pass(
+        workload, batch, precision, seed, lambda locator: Absent(locator, emulate=False, autocasts=False)
+    )
+    if wide.raised is not None or wide.interrupted or wide.loss is None or exact.loss is None:
+        return {}
+    expected, seen = wide.loss.double().cpu(), exact.loss.double().cpu()
+    if not torch.allclose(seen, expected, rtol=_SAME_LOSS, atol=0.0):
+        return {}
+    errors = {}
+    for name, gradient in exact.gradients.items():
+        twin = wide.gradients.get(name)
+        size = torch.linalg.vector_norm(gradient.double())
+        if twin is not None and twin.shape == gradient.shape and size > 0:
+            errors[name] = float(torch.linalg.vector_norm(gradient.double() - twin.double()) / size)
+    return errors

@@ -1,0 +1,383 @@
+"""``probe(workload, plan)``: every pass that a report needs, as one Trace."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampdoctor.errors import ProbeError
+from ampdoctor.facts.site import Site
+from ampdoctor.facts.trace import (
+    Birth,
+    OptimizerStep,
+    ParameterGradient,
+    Pass,
+    Raised,
+    ScaleRun,
+    SiteRecord,
+    Trace,
+)
+from ampdoctor.load.workload import Workload
+from ampdoctor.probe.births.bad_tensors import bad_tensors, batch_size
+from ampdoctor.probe.births.birth_facts import Seen, describe_births
+from ampdoctor.probe.births.cast_weights import blame_the_cast
+from ampdoctor.probe.births.reference_twins import ReferenceWatch
+from ampdoctor.probe.births.second_look import Newborn, SecondLook
+from ampdoctor.probe.environment import environment_of
+from ampdoctor.probe.optimizer_step import first_step
+from ampdoctor.probe.passes.gradients import compare_gradients
+from ampdoctor.probe.passes.isolation import refuse_without_values
+from ampdoctor.probe.passes.one_pass import Run, run_pass
+from ampdoctor.probe.passes.precision import Precision, candidate, choose_device, reference
+from ampdoctor.probe.passes.process_flags import outside_autocast
+from ampdoctor.probe.passes.reference_noise import reference_errors
+from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.scale_search import ScaleSearch
+from ampdoctor.probe.watch.module_records import module_records
+from ampdoctor.probe.watch.observer import Observer
+from ampdoctor.probe.watch.unrecorded import Absent, Bare
+from ampdoctor.scales.gradient_harm import LOST_ERROR, without_noise
+
+Progress = Callable[[str, int, int], None]
+"""Called as (what starts now, steps done, steps in all)."""
+
+_ROOT_SCALE = 1.0
+"""The scale at which backward is looked at for a fault that a high scale hides."""
+
+
+def probe(workload: Workload, plan: Plan, progress: Progress | None = None) -> Trace:
+    """Everything seen of ``workload`` run as ``plan`` says, next to its FP32 reference.
+
+    Raises ConfigError for a device that is not there, LoadError where the model gives no loss, ProbeError
+    where it raises in every precision or memory runs out. Interrupted, it returns what it has.
+    """
+    return _Session(workload, plan, progress or (lambda *_: None)).run()
+
+
+@dataclass
+class _Session:
+    workload: Workload
+    plan: Plan
+    progress: Progress
+    passes: list[Pass] = field(default_factory=list)
+    births: list[Birth] = field(default_factory=list)
+    opaque_ops: dict[str, None] = field(default_factory=dict)
+    left_ops: dict[str, None] = field(default_factory=dict)
+    exact: dict[int, Run] = field(default_factory=dict)
+    """Batch -> its reference run, whose gradients later passes are compared with."""
+    noise: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Batch -> errors of its reference gradients against float64, where they were asked for."""
+    scale_runs: tuple[ScaleRun, ...] = ()
+    optimizer_step: OptimizerStep | None = None
+    first_candidate: Run | None = None
+    deterministic: bool | None = None
+    observer_changed_loss: bool | None = None
+    interrupted: bool = False
+
+    def run(self) -> Trace:
+        self.device = choose_device(self.plan.device)
+        with outside_autocast({"cpu", self.device.type}):
+            return self._run()
+
+    def _run(self) -> Trace:
+        started = time.perf_counter()
+        model = self.workload.model
+        refuse_without_values(model)
+        bad = tuple(bad_tensors(model, self.workload.batches))
+        for index, batch in enumerate(self.workload.batches):
+            try:
+                self._batch(index, batch)
+            except KeyboardInterrupt:
+                self.interrupted = True
+            if self.interrupted:
+                break
+        if self.plan.search_scale and self._backward_can_be_judged():
+            self._search_scale()
+        if not self.interrupted:
+            self._step_optimizer()
+        return Trace(
+            environment=environment_of(self.workload, self.plan, self.device),
+            modules=module_records(self.workload, self.first_candidate),
+            bad_tensors=bad,
+            passes=tuple(self.passes),
+            births=tuple(self.births),
+            scale_runs=self.scale_runs,
+            opaque_ops=tuple(sorted(self.opaque_ops)),
+            refused_ops=tuple(sorted(self.left_ops)),
+            deterministic=self.deterministic,
+            observer_changed_loss=self.observer_changed_loss,
+            seed=self.plan.seed,
+            seconds=time.perf_counter() - started,
+            interrupted=self.interrupted,
+            optimizer_step=self.optimizer_step,
+        )
+
+    def _step_optimizer(self) -> None:
+        self.progress("the optimizer's first step", 1, 1)
+        try:
+            self.optimizer_step = first_step(self.workload, self.plan, self.device)
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    # -- one batch: reference, candidate, and a second look where something is not finite
+
+    def _batch(self, index: int, batch: Any) -> None:
+        steps = 2 * len(self.workload.batches)
+        self.progress(f"FP32 reference, batch {index}", 2 * index, steps)
+        exact = self._plain(batch, reference(self.device))
+        self.exact[index] = exact
+        self._keep(index, exact, exact, {})
+        if self.interrupted:
+            return
+        self.progress(f"{self.plan.dtype} candidate, batch {index}", 2 * index + 1, steps)
+        precision = candidate(self.plan, self.device, self.plan.loss_scale)
+        run = self._plain(batch, precision)
+        if self.first_candidate is None:
+            self.first_candidate = run
+        self._refuse_general_failure(batch, exact, run)
+        records = run.observer.records()
+        if self.interrupted or (_is_sound(records, run) and not run.interrupted):
+            self._keep(index, run, exact, {}, records)
+            if index == 0 and not self.interrupted:
+                self._check_observer(batch, precision, run)
+            return
+        self.progress(f"second look, batch {index}", 2 * index + 1, steps)
+        look = self._look(batch, precision)
+        self._keep(index, run, exact, look.exact if look is not None else {}, records)
+        if look is not None:
+            self._describe(index, batch, precision, look)
+
+    # -- the loss scales that work
+
+    def _backward_can_be_judged(self) -> bool:
+        """Every batch has gradients, and no fault of the forward or the data spoils them."""
+        candidates = [p for p in self.passes if p.role == "candidate"]
+        spoiled = any(
+            (b.site is None or b.site.phase == "forward") and (b.reaches_loss or b.reaches_gradients)
+            for b in self.births
+        )
+        return (
+            not self.interrupted
+            and not spoiled
+            and bool(candidates)
+            and all(p.backward_ran and p.raised is None for p in candidates)
+        )
+
+    def _search_scale(self) -> None:
+        search = ScaleSearch(
+            [p for p in self.passes if p.role == "reference"],
+            [p for p in self.passes if p.role == "candidate"],
+            self._at_scale,
+            self.plan.scale_margin_bits,
+            self.plan.underflow_limit,
+        )
+        try:
+            search.run()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self.scale_runs = () if self.interrupted else tuple(search.runs)
+        configured = {id(p) for p in self.passes}
+        self.passes += [p for p in search.recordings.values() if id(p) not in configured]
+
+    def _at_scale(self, index: int, scale: float) -> Pass:
+        self.progress(f"loss scale {scale:,.0f}, batch {index}", 1, 1)
+        run = self._plain(self.workload.batches[index], candidate(self.plan, self.device, scale))
+        if run.interrupted:
+            raise KeyboardInterrupt  # no further scale is tried
+        return replace(self._pass(index, run, self.exact[index], {}, run.observer.records()), role="ladder")
+
+    def _plain(self, batch: Any, precision: Precision) -> Run:
+        def make(locator: Any) -> Observer:
+            return Observer(
+                locator,
+                emulate=precision.emulates_cuda,
+                autocasts=_autocasts(precision),
+                wide_exponents=precision.role == "reference",
+            )
+
+        run = run_pass(self.workload, batch, precision, self.plan.seed, make)
+        self.opaque_ops.update(run.observer.opaque_ops)
+        self.left_ops.update(run.observer.left_ops)
+        self.interrupted |= run.interrupted
+        return run
+
+    def _look(self, batch: Any, precision: Precision) -> SecondLook | None:
+        def make(locator: Any) -> Observer:
+            return SecondLook(locator, emulate=precision.emulates_cuda, autocasts=_autocasts(precision))
+
+        run = run_pass(self.workload, batch, precision, self.plan.seed, make)
+        self.interrupted |= run.interrupted
+        return run.observer if isinstance(run.observer, SecondLook) else None
+
+    def _describe(self, index: int, batch: Any, precision: Precision, look: SecondLook) -> None:
+        size = batch_size(batch)
+        seen = []
+        in_backward = any(b.site is not None and b.site.phase == "backward" for b in look.births)
+        if in_backward and precision.loss_scale > _ROOT_SCALE and not self.interrupted:
+            # A scale that is too high overflows before the real fault shows: look at a low one first.
+            root = self._look(batch, replace(precision, loss_scale=_ROOT_SCALE))
+            if root is not None:
+                births = [b for b in root.births if b.site is not None and b.site.phase == "backward"]
+                seen.append(Seen(root, index, size, _ROOT_SCALE, births))
+        seen.insert(0, Seen(look, index, size, precision.loss_scale, look.births))
+        by_site: dict[Site, list[Newborn]] = collections.defaultdict(list)
+        for item in seen:
+            for birth in item.births:
+                if birth.site is not None:
+                    by_site[birth.site].append(birth)
+        twins = {}
+        if by_site and not self.interrupted:
+            watch = run_pass(
+                self.workload, batch, reference(self.device), self.plan.seed,
+                lambda locator: ReferenceWatch(locator, by_site),
+            )  # fmt: skip
+            assert isinstance(watch.observer, ReferenceWatch)
+            twins = watch.observer.twins
+            self.interrupted |= watch.interrupted
+        exact = next((p for p in self.passes if p.role == "reference" and p.batch == index), None)
+        # The look's own run is over: what the model holds now is what its user built.
+        blame_the_cast(look.births, self.workload.model)
+        offset = len(self.births)
+        for fact in describe_births(seen, twins, exact):
+            # The first dimension of a weight or a buffer counts no samples, be it as long as the batch.
+            samples = fact.samples if fact.origin == "batch" or not fact.name else None
+            parents = tuple(p + offset for p in fact.parents)
+            self.births.append(replace(fact, id=fact.id + offset, parents=parents, samples=samples))
+
+    def _keep(
+        self, index: int, run: Run, exact: Run, counts: dict[Site, Any],
+        records: tuple[SiteRecord, ...] | None = None,
+    ) -> None:  # fmt: skip
+        records = run.observer.records() if records is None else records
+        self.passes.append(self._pass(index, run, exact, counts, records))
+
+    def _pass(
+        self, index: int, run: Run, exact: Run, counts: dict[Site, Any], records: tuple[SiteRecord, ...]
+    ) -> Pass:
+        """The facts of a run, without its tensors."""
+        p = run.precision
+        return Pass(
+            role=p.role,
+            batch=index,
+            mode=p.mode,
+            dtype=str(p.dtype).removeprefix("torch."),
+            loss_scale=p.loss_scale,
+            loss=float(run.loss) if run.loss is not None and run.loss.numel() == 1 else None,
+            loss_dtype=str(run.loss.dtype).removeprefix("torch.") if run.loss is not None else "",
+            raised=run.raised,
+            sites=tuple(_with_counts(r, counts) for r in records),
+            parameters=self._compared(index, run, exact),
+            seconds=run.seconds,
+            backward_ran=run.backward_ran,
+            interrupted=run.interrupted,
+        )
+
+    def _compared(self, index: int, run: Run, exact: Run) -> tuple[ParameterGradient, ...]:
+        """The gradients against the reference's; where one is far off, with how far that can be trusted."""
+        compared = compare_gradients(run.gradients, run.precision.loss_scale, exact.gradients)
+        errors = [p.relative_error or 0.0 for p in without_noise(compared)]
+        if run is exact or self.interrupted or max(errors, default=0.0) <= LOST_ERROR:
+            return compared
+        if index not in self.noise:
+            self.progress(f"float64 reference, batch {index}", 1, 1)
+            self.noise[index] = reference_errors(
+                self.workload, self.workload.batches[index], self.plan.seed, exact
+            )
+        return tuple(replace(p, reference_error=self.noise[index].get(p.name)) for p in compared)
+
+    def _refuse_general_failure(self, batch: Any, exact: Run, run: Run) -> None:
+        """A model that raises the same in FP32 has a plain bug; there is nothing to compare."""
+        a, b = exact.raised, run.raised
+        if a is None or b is None or (a.type, a.source) != (b.type, b.source):
+            return
+        unseen = run_pass(
+            self.workload, batch, reference(self.device), self.plan.seed,
+            lambda locator: Absent(locator, emulate=False, autocasts=False),
+        )  # fmt: skip
+        if unseen.raised is None:
+            raise ProbeError(
+                f"the model runs in FP32, and cannot while its ops are recorded: {a.type}: {a.message}",
+                f"{_where(a)}; leave that out of what is scanned, or report it as a bug of ampdoctor's",
+                a.traceback,
+            )
+        raise ProbeError(
+            f"the model raises in FP32 as well: {a.type}: {a.message}",
+            f"{_where(a)}; run it in plain FP32 first",
+            a.traceback,
+        )
+
+    def _check_observer(self, batch: Any, precision: Precision, run: Run) -> None:
+        """Runs the candidate again, forward only, with nothing recorded: the loss must not change."""
+        if run.loss is None or run.raised is not None:
+            return
+
+        def bare() -> Tensor | None:
+            again = run_pass(
+                replace(self.workload, step=_without_history(self.workload.step)), batch, precision,
+                self.plan.seed,
+                lambda locator: Bare(
+                    locator, emulate=precision.emulates_cuda, autocasts=_autocasts(precision)
+                ),
+            )  # fmt: skip
+            self.interrupted |= again.interrupted
+            return again.loss
+
+        first = bare()
+        if self.interrupted or first is None:
+            return
+        if torch.equal(first, run.loss):
+            self.deterministic, self.observer_changed_loss = True, False
+            return
+        second = bare()
+        if second is not None:
+            self.deterministic = torch.equal(first, second)
+            self.observer_changed_loss = True if self.deterministic else None
+
+    # -- facts about the whole
+
+
+def _without_history(step: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return step(model, batch).detach()
+
+    return forward
+
+
+def _autocasts(precision: Precision) -> bool:
+    return precision.role == "candidate" and precision.mode == "autocast"
+
+
+def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:
+    """Nothing in the pass is NaN or inf."""
+    return (
+        all(r.stats.is_finite for r in records)
+        and (run.loss is None or bool(torch.isfinite(run.loss).all()))
+        and all(bool(torch.isfinite(g).all()) for g in run.gradients.values())
+    )
+
+
+def _with_counts(record: SiteRecord, counts: dict[Site, Any]) -> SiteRecord:
+    exact = counts.get(record.site)
+    if exact is None:
+        return record
+    overflowed = record.stats.overflowed
+    return replace(
+        record,
+        stats=replace(
+            record.stats, nan=exact.nan, inf=exact.inf, absmax=exact.absmax,
+            overflowed=None if overflowed is None else min(overflowed, exact.inf),
+        ),
+    )  # fmt: skip
+
+
+def _where(raised: Raised) -> str:
+    place = f"in {raised.module or 'the model or loss'}, {raised.phase}"
+    if raised.source is not None:
+        place += f", at {raised.source.file}:{raised.source.line}: {raised.source.text}"
+    return place

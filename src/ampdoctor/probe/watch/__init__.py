@@ -1,0 +1,1 @@
+"""Sees the ops of a pass: which op made which tensor, where in the program, and its figures."""
