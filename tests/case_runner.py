@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import yaml
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from ampdoctor.config import Config, load_config
 from ampdoctor.diagnose.engine import diagnose
@@ -45,6 +46,12 @@ class Case:
     @property
     def kind(self) -> str:
         return str(self.key["class"])
+
+    @property
+    def fails(self) -> bool:
+        """False where the installed torch is one in which plain torch does not fail either."""
+        limit = self.key.get("fails_below_torch")
+        return limit is None or TorchVersion(torch.__version__) < limit
 
     @property
     def origin_phase(self) -> str:

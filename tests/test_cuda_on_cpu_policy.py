@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampdoctor.probe.cuda.autocast_lists import CUDA_ONLY_KERNELS, CUDA_POLICIES
+import ampdoctor.probe.cuda.dispatcher_policy as dispatcher_module
+from ampdoctor.probe.cuda.autocast_lists import Policy
+from ampdoctor.probe.cuda.dispatcher_kernels import aten_overload
+from ampdoctor.probe.cuda.dispatcher_policy import (
+    covered_by_cuda_autocast,
+    dispatcher_policy,
+    installed_policies,
+    unlisted_policies,
+)
 from ampdoctor.probe.cuda.on_cpu import (
     EmulatedRefusal,
     cuda_autocast_policy,
@@ -33,14 +42,39 @@ def ones(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
 
 
 def test_every_op_that_cudas_autocast_covers_has_a_policy() -> None:
-    covered = {
-        name.removeprefix("aten::")
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")
+    """A torch newer than our list brings ops of its own: the dispatcher says what it does with them."""
+    unlisted = unlisted_policies()
+    for name, policy in unlisted.items():
+        warnings.warn(f"{name} is on no list of ours; torch {torch.__version__} says {policy}", stacklevel=1)
+    assert [name for name, policy in unlisted.items() if policy is None] == []
+    assert installed_policies().keys() >= unlisted.keys()
+
+
+def test_the_dispatcher_confirms_our_list() -> None:
+    """Asked of the installed torch itself; the few it cannot be asked about take no made-up arguments."""
+    told = {
+        name: (policy, dispatcher_policy(op))
+        for name, policy in installed_policies().items()
+        if policy is not Policy.RECURRENT and (op := aten_overload(name)) is not None
     }
-    unknown = covered - CUDA_POLICIES.keys() - CUDA_ONLY_KERNELS.keys()
-    # Named tensors, which older versions of torch had; no Python kernel can take a name.
-    assert {name for name in unknown if "imname" not in name and ".names_" not in name} == set()
+    by_dtype_argument = {Policy.FLOAT32_RESULT, Policy.FLOAT32_OVERLOAD}
+    wrong = {
+        name: (listed, shown)
+        for name, (listed, shown) in told.items()
+        if shown is not None and shown is not listed and {shown, listed} != by_dtype_argument
+    }
+    assert wrong == {}
+    assert {name for name, (_, shown) in told.items() if shown is None} <= {
+        "einsum", "softmax.int", "log_softmax.int", "index_put",
+    }  # fmt: skip
+
+
+def test_an_op_that_torch_does_not_list_is_not_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = covered_by_cuda_autocast() - {"mm"}
+    monkeypatch.setattr(dispatcher_module, "covered_by_cuda_autocast", lambda: without)
+    policies = installed_policies.__wrapped__()
+    assert "mm" not in policies
+    assert policies["addmm"] is Policy.LOWER
 
 
 def test_every_op_that_only_the_cpus_autocast_covers_passes_through() -> None:

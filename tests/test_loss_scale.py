@@ -19,6 +19,7 @@ from ampdoctor.load.workload import Workload
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scan import probe
 from ampdoctor.scales.powers_of_two import ceiling_of, gradient_tensors, sweep, underflow_fraction
+from case_runner import candidate, scan
 
 
 class Chain(nn.Module):
@@ -252,3 +253,19 @@ def test_one_recording_against_running_every_scale(name):
 
 def test_the_underflow_of_nothing_is_none():
     assert underflow_fraction([], 0) == 0.0
+
+
+def test_an_infinite_gradient_that_a_mask_takes_in_is_no_overflow() -> None:
+    """Where the mask is off, 1,024 * 1,000 leaves FP16 on its way back, and ``where`` zeroes it there."""
+    keep = torch.tensor([[True, False]])
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        kept = torch.where(keep, model(x), torch.zeros((), dtype=torch.float16))
+        return (kept * torch.tensor([[0.5, 1000.0]], dtype=torch.float16)).float().sum()
+
+    torch.manual_seed(0)
+    trace, report = scan(nn.Linear(2, 2), torch.ones(1, 2), loss, loss_scale=1024.0)
+    assert candidate(trace).parameters[0].inf == 0
+    assert report.verdict == "clean"
+    # The first that a parameter sees is the loss's own gradient, which is the scale: 2^16 is past the end.
+    assert report.loss_scale.ceiling == 2.0**15

@@ -148,7 +148,7 @@ class ScaleSearch:
         self.runs.append(scale_run(run, self._twin(run.batch)))
 
     def _is_finite(self, run: Pass) -> bool:
-        return is_finite(run, self._twin(run.batch))
+        return is_finite(run)
 
     def _twin(self, batch: int) -> Pass | None:
         return next((p for p in self.references if p.batch == batch), None)
@@ -182,20 +182,23 @@ def _carried(record: SiteRecord) -> bool:
     return record.site.op == "aten::_to_copy" and record.stats.overflowed == 0
 
 
-def is_finite(run: Pass, reference: Pass | None) -> bool:
-    """Backward ran, no gradient is NaN or inf, and nothing on the way is that the reference has finite."""
+def is_finite(run: Pass) -> bool:
+    """Backward ran, and no gradient that arrives at a parameter is NaN or inf: what GradScaler looks at.
+
+    An infinity on the way that arrives nowhere met a mask (``where``, a clamp's, a ReLU's): backward is
+    linear in the incoming gradient, so that only a mask turns it into a finite value, and that is a zero.
+    """
     return (
         run.raised is None
         and not run.interrupted
         and run.backward_ran
         and all(p.nan == 0 and p.inf == 0 for p in run.parameters)
-        and not overflows(run, reference)
     )
 
 
 def scale_run(run: Pass, reference: Pass | None) -> ScaleRun:
     """What a pass says about its loss scale."""
-    finite = is_finite(run, reference)
+    finite = is_finite(run)
     zeroed = nonzero = 0
     if finite:
         for tensor in gradient_tensors(run, reference):

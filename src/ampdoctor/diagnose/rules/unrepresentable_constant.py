@@ -38,7 +38,7 @@ from ampdoctor.diagnose.cause import FLUSH, RANGE
 from ampdoctor.diagnose.constants import is_constant_fault, is_finfo_mask, is_vanished_eps, root_of
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
-from ampdoctor.diagnose.standing import JudgedBirth
+from ampdoctor.diagnose.standing import HARMLESS, JudgedBirth
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import first_line, format_name, number, source_place
 from ampdoctor.facts.trace import Raised
@@ -108,7 +108,7 @@ def _vanished(reading: Reading) -> Iterable[Finding]:
         seen.add(key)
         yield Finding(
             code=CODE,
-            severity="error",
+            severity="info" if j.standing == HARMLESS else "error",
             title=TITLE,
             module=root.site.module,
             op=root.site.op,

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ampdoctor.probe.cuda.autocast_calls import cuda_calls_mean_cpu
-from ampdoctor.probe.cuda.autocast_lists import CUDA_POLICIES, DTYPE_OVERLOADS, Policy
+from ampdoctor.probe.cuda.autocast_lists import DTYPE_OVERLOADS, Policy
 from ampdoctor.probe.cuda.decomposed_rnns import decomposed_rnns
 from ampdoctor.probe.cuda.dispatcher_kernels import aten_overload, kernels_installed
+from ampdoctor.probe.cuda.dispatcher_policy import installed_policies
 
 _KEY = "AutocastCPU"
 _Kernel = Callable[..., Any]
@@ -63,12 +64,13 @@ def _kernels() -> tuple[tuple[str, str, _Kernel], ...]:
         if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, _KEY)
     }
     kernels: list[tuple[str, str, _Kernel]] = []
-    for name, policy in CUDA_POLICIES.items():
+    policies = installed_policies()
+    for name, policy in policies.items():
         op = aten_overload(name)
         # The CPU lowers every op of its own list that CUDA lowers: in C++, and with a cache of weights.
         if op is not None and not (policy is Policy.LOWER and name in cpu):
             kernels.append((name, _KEY, _kernel(name, op, policy)))
-    for name in sorted(cpu - CUDA_POLICIES.keys()):
+    for name in sorted(cpu - policies.keys()):
         # Not merely left uncast: autocast stays on for the ops inside (the log_softmax of cross_entropy).
         kernels.append((name, _KEY, torch.library.fallthrough_kernel))
     return tuple(kernels)
