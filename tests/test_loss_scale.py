@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import case_runner
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
@@ -19,7 +20,7 @@ from ampdoctor.load.workload import Workload
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scan import probe
 from ampdoctor.scales.powers_of_two import ceiling_of, gradient_tensors, sweep, underflow_fraction
-from case_runner import candidate, scan
+from case_runner import candidate
 
 
 class Chain(nn.Module):
@@ -264,7 +265,7 @@ def test_an_infinite_gradient_that_a_mask_takes_in_is_no_overflow() -> None:
         return (kept * torch.tensor([[0.5, 1000.0]], dtype=torch.float16)).float().sum()
 
     torch.manual_seed(0)
-    trace, report = scan(nn.Linear(2, 2), torch.ones(1, 2), loss, loss_scale=1024.0)
+    trace, report = case_runner.scan(nn.Linear(2, 2), torch.ones(1, 2), loss, loss_scale=1024.0)
     assert candidate(trace).parameters[0].inf == 0
     assert report.verdict == "clean"
     # The first that a parameter sees is the loss's own gradient, which is the scale: 2^16 is past the end.
