@@ -8,6 +8,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 DEMO := sample_configs/t5_ffn_overflow.yaml
 
 .PHONY: demo test dev lint samples picture schemas benchmark clean
@@ -15,8 +16,9 @@ DEMO := sample_configs/t5_ffn_overflow.yaml
 demo: $(VENV)/.user
 	$(BIN)/ampdoctor scan $(DEMO)
 
+# One thread for each of the processes: together they have as many as there are jobs.
 test: dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 dev: $(VENV)/.developer
 

@@ -62,9 +62,24 @@ def nothing_leaks() -> Iterator[None]:
     assert not leaked
 
 
+SLOW_FILES = (
+    "test_trained_models",
+    "test_loss_scale",
+    "test_team_workflow",
+    "test_pytest_plugin",
+    "test_github_action",
+    "test_grad_histogram",
+    "test_cli",
+    "test_zoo",
+    "test_html_browser",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("cuda"):
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+    """The slow files first, so that no process of several waits for the last; no GPU, no ``cuda`` tests."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+    rank = {name: i for i, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
