@@ -80,7 +80,7 @@ def _run(workload: Workload, recorded: Pass, loss_scale: float) -> Pass:
     precision = candidate(Plan(), torch.device("cpu"), loss_scale)
     run = run_pass(
         workload, workload.batches[0], precision, 0,
-        lambda locator: Observer(locator, emulate=True, autocasts=True),
+        Observer,
     )  # fmt: skip
     gradients = compare_gradients(run.gradients, loss_scale, {})
     return replace(recorded, loss_scale=loss_scale, sites=run.observer.records(), parameters=gradients)

@@ -56,15 +56,7 @@ def plain(model: nn.Module, batch: dict[str, Tensor]) -> None:
 def recorded(workload: Workload, plan: Plan) -> int:
     """One candidate pass with every statistic of every op; returns how many tensors it recorded."""
     precision = candidate(plan, torch.device("cpu"), plan.loss_scale)
-    run = run_pass(
-        workload,
-        workload.batches[0],
-        precision,
-        plan.seed,
-        lambda locator: Observer(
-            locator, emulate=precision.emulates_cuda, autocasts=precision.mode == "autocast"
-        ),
-    )
+    run = run_pass(workload, workload.batches[0], precision, plan.seed, Observer)
     assert run.raised is None and run.backward_ran
     return len(run.observer.records())
 

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "ampdoctor.scales",
         "ampdoctor.load.workload",
         "ampdoctor.load.traceback",
+        "ampdoctor.load.seeds",
         "torch",
     ),
     "diagnose": (*LEAVES, "ampdoctor.diagnose", "ampdoctor.scales"),

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from ampdoctor.errors import ProbeError
+from ampdoctor.probe.passes.device import flags_kept, tf32_off
 from ampdoctor.probe.passes.isolation import batch_copy, map_floating, named_tensors
-from ampdoctor.probe.passes.process_flags import flags_kept, tf32_off
 from probe_helpers import Calls, pass_of, traced
 
 CPU = torch.device("cpu")

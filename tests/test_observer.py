@@ -421,13 +421,7 @@ def waits_of_a_pass(layers: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, 
     precision = candidate(Plan(), torch.device("cpu"), 8.0)
     task = workload(blocks(layers))
     with counted_waits(monkeypatch) as waits:
-        run = run_pass(
-            task,
-            torch.ones(2, 4),
-            precision,
-            0,
-            lambda locator: Observer(locator, emulate=True, autocasts=True),
-        )
+        run = run_pass(task, torch.ones(2, 4), precision, 0, Observer)
         found = len(run.observer.records())
     assert run.raised is None and run.backward_ran
     return found, waits

@@ -15,7 +15,7 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(seed)
+        numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 

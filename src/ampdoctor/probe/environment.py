@@ -8,7 +8,8 @@ import torch
 
 from ampdoctor.facts.trace import Environment
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.passes.precision import candidate, device_name
+from ampdoctor.probe.passes.device import device_name
+from ampdoctor.probe.passes.precision import candidate
 from ampdoctor.probe.plan import Plan
 from ampdoctor.version import VERSION
 

@@ -14,17 +14,18 @@ from ampdoctor.errors import AmpDoctorError
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.site import Source
 from ampdoctor.facts.trace import OptimizerStep, ParameterUpdate
+from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.second_look import SecondLook
-from ampdoctor.probe.passes.isolation import isolated, seeded
-from ampdoctor.probe.passes.one_pass import take_step
+from ampdoctor.probe.passes.isolation import isolated
+from ampdoctor.probe.passes.one_pass import MakeObserver, take_step
 from ampdoctor.probe.passes.precision import Precision, candidate, reference
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.watch.location import ModuleStack, line_that_makes, source_of
 from ampdoctor.probe.watch.locator import Locator
 from ampdoctor.probe.watch.observer import Observer
-from ampdoctor.probe.watch.unrecorded import Bare
+from ampdoctor.probe.watch.unrecorded import Unrecorded
 from ampdoctor.scales.powers_of_two import LOW_PRECISION
 
 __ampdoctor_calls_user_code__ = True
@@ -41,12 +42,12 @@ def first_step(workload: Workload, plan: Plan, device: torch.device) -> Optimize
         return None
     precision = candidate(plan, device, plan.loss_scale)
     trained = [p for p in workload.model.parameters() if p.requires_grad and p.is_floating_point()]
-    if not any(_name(precision.weights or p.dtype) in LOW_PRECISION for p in trained):
+    if not any(_name(precision.weight_dtype(p.dtype)) in LOW_PRECISION for p in trained):
         return None
     look = None
     try:
-        low = _take(workload, precision, plan.seed, Bare)
-        exact = _take(workload, reference(device), plan.seed, Bare)
+        low = _take(workload, precision, plan.seed, Unrecorded)
+        exact = _take(workload, reference(device), plan.seed, Unrecorded)
         if any(not bool(torch.isfinite(after).all()) for after in low.after.values()):
             look = _take(workload, precision, plan.seed, SecondLook).observer
     except _NoStep as reason:
@@ -80,20 +81,16 @@ class _Step:
     eps: dict[str, float | None] = field(default_factory=dict)
 
 
-def _take(workload: Workload, precision: Precision, seed: int, watch: Callable[..., Observer]) -> _Step:
+def _take(workload: Workload, precision: Precision, seed: int, watch: MakeObserver) -> _Step:
     """Forward and backward of the first batch, unwatched; then the optimizer's step, watched."""
     model, batch = workload.model, workload.batches[0]
     modules = ModuleStack(model)
-    autocasts = precision.role == "candidate" and precision.mode == "autocast"
-
-    def bare(locator: Locator) -> Observer:
-        return Bare(locator, emulate=precision.emulates_cuda, autocasts=autocasts)
-
-    with isolated(model, batch), precision.open(model), modules.watch(), seeded(seed):
-        run = take_step(workload, batch, precision, modules, bare)
+    with isolated(model, batch), precision.open(model), modules.watch():
+        seed_everything(seed)
+        run = take_step(workload, batch, precision, modules, Unrecorded)
         if run.interrupted:
             raise KeyboardInterrupt
-        role = "FP32" if precision.role == "reference" else f"{_name(precision.dtype)}"
+        role = "FP32" if precision.is_reference else f"{_name(precision.dtype)}"
         if run.raised is not None or not run.gradients:
             raise _NoStep(f"the {role} pass gives no gradients")
         if not all(bool(torch.isfinite(g).all()) for g in run.gradients.values()):
@@ -104,9 +101,7 @@ def _take(workload: Workload, precision: Precision, seed: int, watch: Callable[.
         for parameter in model.parameters():
             if parameter.grad is not None and precision.loss_scale != 1.0:
                 parameter.grad.div_(precision.loss_scale)
-        locator = Locator(modules, {})
-        locator.phase = "optimizer"
-        observer = watch(locator, emulate=precision.emulates_cuda, autocasts=False)
+        observer = watch(Locator(modules, {}, "optimizer"), precision)
         step = _Step(type(optimizer).__name__, makers.get(id(optimizer)), observer)
         eps = {id(p): group.get("eps") for group in optimizer.param_groups for p in group["params"]}
         held = {n: p for n, p in model.named_parameters() if id(p) in eps and p.grad is not None}

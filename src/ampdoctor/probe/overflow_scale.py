@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ampdoctor.facts.floats import FLOAT_FORMATS
+from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.locator import Locator, Place
 from ampdoctor.probe.watch.observer import Observer, Op, Unrounded, is_countable, results
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat
@@ -32,8 +33,8 @@ class Threshold:
 class ThresholdWatch(Observer):
     """Looks only at the range of each low-precision tensor that backward makes: half the work of counting."""
 
-    def __init__(self, locator: Locator, *, emulate: bool, autocasts: bool) -> None:
-        super().__init__(locator, emulate=emulate, autocasts=autocasts)
+    def __init__(self, locator: Locator, precision: Precision) -> None:
+        super().__init__(locator, precision)
         self._largest: list[Tensor] = []
         self._made: list[tuple[str, Place, str]] = []
         """(dtype, place, op) of each."""

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampdoctor.facts.words import Mode
+
+
+@dataclass(frozen=True)
+class WideModule:
+    """A module that the candidate runs in FP32, with all that is inside it.
+
+    Its low-precision inputs are widened and autocast is off in it; its low-precision weights and buffers are
+    FP32, also where another module shares them.
+    """
+
+    path: str
+    """As in ``named_modules``; '' is the whole model."""
+    casts_back: bool = False
+    """Its FP32 outputs are cast to the candidate's dtype; else they stay FP32."""
+
 
 @dataclass(frozen=True)
 class Plan:
     """How to run the candidate. Defaults are the contract's."""
 
-    mode: str = "autocast"
-    """``autocast`` | ``half`` (weights and batch cast to ``dtype``) | ``none`` (as built)"""
+    mode: Mode = "autocast"
+    """``half``: weights and batch cast to ``dtype``; ``none``: as built"""
     dtype: str = "float16"
     """``float16`` | ``bfloat16``"""
     device: str = "auto"
@@ -25,3 +41,5 @@ class Plan:
     """How far below the first overflow the scale to prove lies."""
     underflow_limit: float = 0.01
     """The share of gradient elements that may become zero at the window's low end."""
+    wide_modules: tuple[WideModule, ...] = ()
+    """What the candidate runs in FP32."""

@@ -27,21 +27,22 @@ from ampdoctor.load.workload import Workload
 from ampdoctor.probe.births.bad_tensors import bad_tensors, batch_size
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.cast_weights import blame_the_cast
+from ampdoctor.probe.births.newborn import Newborn
 from ampdoctor.probe.births.reference_twins import ReferenceWatch
-from ampdoctor.probe.births.second_look import Newborn, SecondLook
+from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.optimizer_step import first_step
+from ampdoctor.probe.passes.device import choose_device, outside_autocast
 from ampdoctor.probe.passes.gradients import compare_gradients
 from ampdoctor.probe.passes.isolation import refuse_without_values
 from ampdoctor.probe.passes.one_pass import Run, run_pass
-from ampdoctor.probe.passes.precision import Precision, candidate, choose_device, reference
-from ampdoctor.probe.passes.process_flags import outside_autocast
+from ampdoctor.probe.passes.precision import Precision, candidate, reference
 from ampdoctor.probe.passes.reference_noise import reference_errors
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scale_search import ScaleSearch
 from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.observer import Observer
-from ampdoctor.probe.watch.unrecorded import Absent, Bare
+from ampdoctor.probe.watch.unrecorded import Absent, Unrecorded
 from ampdoctor.scales.gradient_harm import LOST_ERROR, without_noise
 
 Progress = Callable[[str, int, int], None]
@@ -193,25 +194,14 @@ class _Session:
         return replace(self._pass(index, run, self.exact[index], {}, run.observer.records()), role="ladder")
 
     def _plain(self, batch: Any, precision: Precision) -> Run:
-        def make(locator: Any) -> Observer:
-            return Observer(
-                locator,
-                emulate=precision.emulates_cuda,
-                autocasts=_autocasts(precision),
-                wide_exponents=precision.role == "reference",
-            )
-
-        run = run_pass(self.workload, batch, precision, self.plan.seed, make)
+        run = run_pass(self.workload, batch, precision, self.plan.seed, Observer)
         self.opaque_ops.update(run.observer.opaque_ops)
         self.left_ops.update(run.observer.left_ops)
         self.interrupted |= run.interrupted
         return run
 
     def _look(self, batch: Any, precision: Precision) -> SecondLook | None:
-        def make(locator: Any) -> Observer:
-            return SecondLook(locator, emulate=precision.emulates_cuda, autocasts=_autocasts(precision))
-
-        run = run_pass(self.workload, batch, precision, self.plan.seed, make)
+        run = run_pass(self.workload, batch, precision, self.plan.seed, SecondLook)
         self.interrupted |= run.interrupted
         return run.observer if isinstance(run.observer, SecondLook) else None
 
@@ -235,7 +225,7 @@ class _Session:
         if by_site and not self.interrupted:
             watch = run_pass(
                 self.workload, batch, reference(self.device), self.plan.seed,
-                lambda locator: ReferenceWatch(locator, by_site),
+                lambda locator, precision: ReferenceWatch(locator, precision, by_site),
             )  # fmt: skip
             assert isinstance(watch.observer, ReferenceWatch)
             twins = watch.observer.twins
@@ -296,10 +286,7 @@ class _Session:
         a, b = exact.raised, run.raised
         if a is None or b is None or (a.type, a.source) != (b.type, b.source):
             return
-        unseen = run_pass(
-            self.workload, batch, reference(self.device), self.plan.seed,
-            lambda locator: Absent(locator, emulate=False, autocasts=False),
-        )  # fmt: skip
+        unseen = run_pass(self.workload, batch, reference(self.device), self.plan.seed, Absent)
         if unseen.raised is None:
             raise ProbeError(
                 f"the model runs in FP32, and cannot while its ops are recorded: {a.type}: {a.message}",
@@ -318,13 +305,8 @@ class _Session:
             return
 
         def bare() -> Tensor | None:
-            again = run_pass(
-                replace(self.workload, step=_without_history(self.workload.step)), batch, precision,
-                self.plan.seed,
-                lambda locator: Bare(
-                    locator, emulate=precision.emulates_cuda, autocasts=_autocasts(precision)
-                ),
-            )  # fmt: skip
+            forward = replace(self.workload, step=_without_history(self.workload.step))
+            again = run_pass(forward, batch, precision, self.plan.seed, Unrecorded)
             self.interrupted |= again.interrupted
             return again.loss
 
@@ -347,10 +329,6 @@ def _without_history(step: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Modu
         return step(model, batch).detach()
 
     return forward
-
-
-def _autocasts(precision: Precision) -> bool:
-    return precision.role == "candidate" and precision.mode == "autocast"
 
 
 def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ampdoctor.errors import ProbeError
 from ampdoctor.facts.trace import Birth
 from ampdoctor.facts.training import ScalerRun, ScalerSettings, StepRecord
+from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.traceback import user_traceback
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.births.bad_tensors import batch_size
@@ -21,13 +22,12 @@ from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.overflow_scale import Threshold, ThresholdWatch
-from ampdoctor.probe.passes.isolation import isolated, refuse_without_values, seeded, working_copy
-from ampdoctor.probe.passes.one_pass import Run, take_step
-from ampdoctor.probe.passes.precision import candidate, choose_device
+from ampdoctor.probe.passes.device import choose_device, grad_scaler
+from ampdoctor.probe.passes.isolation import isolated, refuse_without_values, working_copy
+from ampdoctor.probe.passes.one_pass import MakeObserver, Run, take_step
+from ampdoctor.probe.passes.precision import candidate
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.watch.location import ModuleStack
-from ampdoctor.probe.watch.locator import Locator
-from ampdoctor.probe.watch.observer import Observer
 
 Progress = Callable[[str, int, int], None]
 """Called as (what starts now, steps done, steps in all)."""
@@ -77,12 +77,11 @@ class _Training:
         self.precision = candidate(self.plan, device, 1.0)
         self.modules = ModuleStack(model)
         with isolated(model, self.workload.batches), self.precision.open(model), self.modules.watch():
-            with seeded(self.plan.seed):
-                self.optimizer = self.workload.build_optimizer(model)
+            seed_everything(self.plan.seed)
+            self.optimizer = self.workload.build_optimizer(model)
             trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
             self.trained = {n: p for n, p in model.named_parameters() if id(p) in trained}
-            self.scaler = torch.amp.GradScaler(device.type, **vars(self.settings))
-            self.scaler.scale(torch.zeros((), device=device))  # it makes its scale when it is first used
+            self.scaler = grad_scaler(device, self.settings)
             self._steps()
             dtypes = dict.fromkeys(str(p.dtype).removeprefix("torch.") for p in self.trained.values())
             return ScalerRun(
@@ -149,16 +148,13 @@ class _Training:
     def _batch(self, step: int) -> int:
         return step % len(self.workload.batches)
 
-    def _take(self, step: int, scale: float, make: Callable[..., Observer]) -> Run:
+    def _take(self, step: int, scale: float, make: MakeObserver) -> Run:
         """Forward, loss and scaled backward of a step, from its own seed."""
         precision = replace(self.precision, loss_scale=scale)
 
-        def observe(locator: Locator) -> Observer:
-            return make(locator, emulate=precision.emulates_cuda, autocasts=precision.mode == "autocast")
-
         batch = self.workload.batches[self._batch(step)]
-        with seeded((self.plan.seed + step) % 2**32):
-            return take_step(self.workload, batch, precision, self.modules, observe)
+        seed_everything((self.plan.seed + step) % 2**32)
+        return take_step(self.workload, batch, precision, self.modules, make)
 
     def _bad(self, run: Run) -> tuple[str, ...]:
         """The trained parameters whose gradient is not finite."""
@@ -222,11 +218,11 @@ class _Again:
     buffers: list[Tensor]
     """As they were before the step."""
 
-    def take(self, scale: float, make: Callable[..., Observer]) -> Run:
+    def take(self, scale: float, make: MakeObserver) -> Run:
         """The step's forward and backward at another loss scale."""
         training = self.training
         model, batch = training.workload.model, training.workload.batches[training._batch(self.step)]
-        with isolated(model, batch), working_copy(model, training.precision.device, None):
+        with isolated(model, batch), working_copy(model, training.precision.device, lambda t: t.dtype):
             for buffer, before in zip(model.buffers(), self.buffers, strict=True):
                 buffer.copy_(before)
             return training._take(self.step, scale, make)

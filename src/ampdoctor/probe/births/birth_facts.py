@@ -9,8 +9,9 @@ import torch
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Birth, OperandFact, Pass, SiteRecord, ZeroOrigin
+from ampdoctor.probe.births.newborn import Newborn
 from ampdoctor.probe.births.reference_twins import CAST, Twin, telling_element
-from ampdoctor.probe.births.second_look import Newborn, SecondLook
+from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.watch.location import source_of
 
 

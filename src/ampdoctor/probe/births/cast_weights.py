@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.facts.site import Site
+from ampdoctor.probe.births.newborn import Newborn, Operand
 from ampdoctor.probe.births.reference_twins import CAST
-from ampdoctor.probe.births.second_look import Newborn, Operand
 from ampdoctor.probe.watch.locator import Place
 from ampdoctor.probe.watch.nonfinite import exact_counts, readable
 

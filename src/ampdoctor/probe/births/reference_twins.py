@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ampdoctor.facts.site import Site
-from ampdoctor.probe.births.second_look import Newborn
+from ampdoctor.probe.births.newborn import Newborn
+from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.locator import Locator, Place
 from ampdoctor.probe.watch.nonfinite import readable
 from ampdoctor.probe.watch.observer import Observer, Op, is_countable, results
@@ -33,8 +34,8 @@ class Twin:
 class ReferenceWatch(Observer):
     """An observer of the reference pass that compares chosen sites with the births made there."""
 
-    def __init__(self, locator: Locator, births: dict[Site, list[Newborn]]) -> None:
-        super().__init__(locator, emulate=False, autocasts=False)
+    def __init__(self, locator: Locator, precision: Precision, births: dict[Site, list[Newborn]]) -> None:
+        super().__init__(locator, precision)
         self.twins: dict[int, Twin] = {}
         """id() of a birth -> what was seen at its site."""
         self._births = births

@@ -9,20 +9,23 @@ At a birth the op is run once more on the same inputs in float64, for the value 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
+from ampdoctor.probe.births.newborn import Cast, Given, Newborn, Operand
 from ampdoctor.probe.births.rerun import rerun_in_float64, written_copied
+from ampdoctor.probe.passes.isolation import named_tensors
+from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.location import source_of
 from ampdoctor.probe.watch.locator import Locator, Place
 from ampdoctor.probe.watch.nonfinite import Exact, broadcasts, elements, exact_counts, has_nonfinite, readable
-from ampdoctor.probe.watch.observer import Observer, Op, Unrounded, is_countable, line_converts, results
+from ampdoctor.probe.watch.observer import Observer, Op, Unrounded, is_countable, results
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat, largest_scalar, smallest_scalar, written
 from ampdoctor.probe.watch.storage_map import StorageMap
 
@@ -32,72 +35,11 @@ _PATH_ENDS = 12
 """Steps kept from each end of a path."""
 
 
-@dataclass
-class Operand:
-    """A tensor that went into the op of a birth, in numbers."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    absmax: float | None
-    zeros: int
-    infs: int
-    nans: int
-    made_by: Step | None
-
-
-@dataclass
-class Newborn:
-    """A birth as the second look knows it, before the reference is asked about the same site."""
-
-    id: int
-    origin: str
-    value: str
-    dtype: str
-    order: int
-    site: Site | None
-    place: Place | None
-    implicit_cast: bool
-    name: str
-    mask: Tensor
-    """The elements born bad, on the host; shape as in ``shape``."""
-    exact: Tensor | None
-    """The op's output in float64 on the host, same shape; None where it could not be run."""
-    operands: tuple[Operand, ...] = ()
-    constant: float | None = None
-    parents: tuple[int, ...] = ()
-    path: list[Step] = field(default_factory=list)
-    absorbed_at: Step | None = None
-    reaches_loss: bool = False
-    reaches_gradients: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Given:
-    """A tensor that goes into an op."""
-
-    tensor: Tensor
-    """Its memory says where it came from; the op may be writing to it."""
-    values: Tensor
-    """As they are before the op."""
-    births: frozenset[int]
-    """Those whose values its memory holds, if it is not all finite."""
-
-
-@dataclass(frozen=True)
-class Cast:
-    """A rounding that turned nonzero values into zero."""
-
-    site: Site
-    place: Place
-    flushed: int
-    maker: Step | None
-
-
 class SecondLook(Observer):
     """An observer that also follows non-finite values from birth to loss or gradient."""
 
-    def __init__(self, locator: Locator, *, emulate: bool, autocasts: bool) -> None:
-        super().__init__(locator, emulate=emulate, autocasts=autocasts)
+    def __init__(self, locator: Locator, precision: Precision) -> None:
+        super().__init__(locator, precision)
         self.births: list[Newborn] = []
         self.exact: dict[Site, Exact] = {}
         self.truncated = False
@@ -122,7 +64,27 @@ class SecondLook(Observer):
         self._unviewed: StorageMap[Newborn] = StorageMap()
         """A birth whose shape no view has shown yet."""
 
-    # -- what the session tells it and asks of it
+    # -- what the pass tells it
+
+    def begin(self, model: nn.Module, data: Any) -> None:
+        """The weights, buffers and batch: what is not finite in them came in with them."""
+        super().begin(model, data)
+        for name, parameter in model.named_parameters():
+            self.know("parameter", name, parameter.detach())
+        for name, tensor in model.named_buffers():
+            self.know("buffer", name, tensor)
+        for name, tensor in named_tensors(data):
+            self.know("batch", name, tensor.detach())
+
+    def end(self, model: nn.Module, results: Iterable[Tensor]) -> None:
+        """Marks the births that the results and the gradients hold."""
+        super().end(model, results)
+        for result in results:
+            for number in self.births_in(result):
+                self.births[number].reaches_loss = True
+        for name, parameter in model.named_parameters():
+            for number in () if parameter.grad is None else self.births_in(parameter.grad):
+                self.births[number].reaches_gradients.append(name)
 
     def know(self, origin: str, name: str, tensor: Tensor) -> None:
         """Registers a tensor that the model starts from; a non-finite one becomes an origin of its own."""
@@ -242,7 +204,7 @@ class SecondLook(Observer):
                 continue
             birth = self._add("op", value, out, mask, "")
             birth.order, birth.site, birth.place = order, site, place
-            birth.implicit_cast = op.name == "aten::_to_copy" and self._autocasts and not line_converts(place)
+            birth.implicit_cast = self.is_implicit_cast(op, place)
             birth.exact = rerun_in_float64(func, *arguments, site.output, rng)
             birth.operands = tuple(self._operand(g) for g in given)
             birth.constant = largest_scalar(*arguments)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import collections
 import collections.abc
 import copy
-import random
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.errors import ProbeError
-from ampdoctor.probe.passes.process_flags import flags_kept
+from ampdoctor.load.seeds import preserved_rng
+from ampdoctor.probe.passes.device import flags_kept
 
 
 @contextmanager
@@ -25,7 +24,7 @@ def isolated(model: nn.Module, batch: Any) -> Iterator[None]:
     Once around every pass: the next one starts from the very same state.
     """
     with ExitStack() as stack:
-        stack.enter_context(_rng_kept())
+        stack.enter_context(preserved_rng())
         stack.enter_context(flags_kept())
         stack.enter_context(_modules_kept(model))
         plain = _plain_tensors(model)
@@ -51,35 +50,24 @@ def refuse_without_values(model: nn.Module) -> None:
 
 @contextmanager
 def working_copy(
-    model: nn.Module, device: torch.device, dtype: torch.dtype | None, widen: bool = False
+    model: nn.Module, device: torch.device, dtype_of: Callable[[Tensor], torch.dtype]
 ) -> Iterator[None]:
-    """The model with copies of its weights and buffers, on ``device``; floating ones in ``dtype``, if given.
+    """The model with copies of its weights and buffers, on ``device``; floating ones in their ``dtype_of``.
 
-    The tensors the user built are put back on exit, untouched by whatever ran. With ``widen``, only tensors
-    narrower than ``dtype`` are cast (a float64 weight stays as it is).
+    The tensors the user built are put back on exit, untouched by whatever ran.
     """
     originals: list[tuple[Tensor, Tensor]] = []
     try:
         for tensor in [*model.parameters(), *model.buffers()]:
             data = tensor.data
-            cast = dtype is not None and data.is_floating_point() and not (widen and data.itemsize > 4)
+            dtype = dtype_of(tensor) if data.is_floating_point() else data.dtype
             originals.append((tensor, data))
-            tensor.data = data.to(device, dtype if cast else None, copy=True)
+            tensor.data = data.to(device, dtype, copy=True)
         yield
     finally:
         for tensor, data in originals:
             tensor.grad = None
             tensor.data = data
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Every generator a model may use, started from ``seed``."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    yield
 
 
 def batch_copy(batch: Any, device: torch.device) -> Any:
@@ -99,6 +87,15 @@ def batch_copy(batch: Any, device: torch.device) -> Any:
             f"the batch cannot be copied, and every pass needs a fresh one: {type(error).__name__}: {error}",
             "leave generators, locks, open files and the like out of what the data target returns",
         ) from error
+
+
+def dense_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """{parameter: its gradient as it lies there, detached}; a sparse one made dense."""
+    return {
+        name: p.grad.detach().to_dense() if p.grad.layout != torch.strided else p.grad.detach()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
 
 
 def map_floating(batch: Any, convert: Any) -> Any:
@@ -146,21 +143,6 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _leaves(batch: Any) -> list[Tensor]:
     return [tensor for _, tensor in named_tensors(batch)]
-
-
-@contextmanager
-def _rng_kept() -> Iterator[None]:
-    python_state = random.getstate()
-    numpy_random = sys.modules["numpy"].random if "numpy" in sys.modules else None
-    numpy_state = numpy_random.get_state() if numpy_random is not None else None
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python_state)
-        if numpy_random is not None:
-            numpy_random.set_state(numpy_state)
 
 
 @contextmanager

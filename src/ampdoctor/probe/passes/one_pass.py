@@ -8,15 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ampdoctor.errors import AmpDoctorError, ProbeError
 from ampdoctor.facts.trace import Raised
+from ampdoctor.facts.words import Phase
+from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.traceback import message_of, user_traceback
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.cuda.on_cpu import EmulatedRefusal
-from ampdoctor.probe.passes.isolation import batch_copy, isolated, map_floating, named_tensors, seeded
+from ampdoctor.probe.passes.isolation import (
+    batch_copy,
+    dense_gradients,
+    isolated,
+    map_floating,
+    named_tensors,
+)
 from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.location import ModuleStack, line_of_exception, source_of
 from ampdoctor.probe.watch.locator import Locator
@@ -25,7 +32,8 @@ from ampdoctor.probe.watch.observer import Observer
 __ampdoctor_calls_user_code__ = True
 """The user's lines end at frames of this module; see ``watch.location``."""
 
-MakeObserver = Callable[[Locator], Observer]
+MakeObserver = Callable[[Locator, Precision], Observer]
+"""Mostly an observer's class."""
 
 
 @dataclass
@@ -46,6 +54,11 @@ class Run:
     """Scaled gradients by parameter name, dense."""
     seconds: float = 0.0
 
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        """Its loss, or its outputs in a forward-only pass; () where it got to neither."""
+        return self.outputs if self.loss is None else (self.loss,)
+
 
 def run_pass(
     workload: Workload, batch: Any, precision: Precision, seed: int, make_observer: MakeObserver
@@ -57,7 +70,8 @@ def run_pass(
     model = workload.model
     modules = ModuleStack(model)
     started = time.perf_counter()
-    with isolated(model, batch), precision.open(model), modules.watch(), seeded(seed):
+    with isolated(model, batch), precision.open(model), modules.watch():
+        seed_everything(seed)
         run = take_step(workload, batch, precision, modules, make_observer)
     run.seconds = time.perf_counter() - started
     return run
@@ -72,14 +86,13 @@ def take_step(
     """
     model = workload.model
     locator = Locator(modules, {id(p): (n, n.rpartition(".")[0]) for n, p in model.named_parameters()})
-    observer = make_observer(locator)
+    observer = make_observer(locator, precision)
     run = Run(precision, observer, modules)
     data = batch_copy(batch, precision.device)
-    if isinstance(observer, SecondLook):
-        _introduce(observer, workload, data)
+    observer.begin(model, data)
     try:
         with torch.set_grad_enabled(not workload.forward_only):
-            _step(workload, data, run, locator)
+            _step(workload, data, run)
     except AmpDoctorError:
         raise
     except KeyboardInterrupt:
@@ -91,25 +104,17 @@ def take_step(
                 "scan a smaller batch (fewer samples, shorter sequences) or a smaller model config",
             ) from error
         run.raised = _raised(error, run, locator.phase)
-    run.gradients = {
-        name: p.grad.detach().to_dense() if p.grad.layout != torch.strided else p.grad.detach()
-        for name, p in model.named_parameters()
-        if p.grad is not None
-    }
-    observer.name_gradients(run.gradients)
-    if isinstance(observer, SecondLook):
-        _conclude(observer, run, model)
+    run.gradients = dense_gradients(model)
+    observer.end(model, run.results)
     return run
 
 
-def _step(workload: Workload, data: Any, run: Run, locator: Locator) -> None:
+def _step(workload: Workload, data: Any, run: Run) -> None:
     precision = run.precision
     with run.observer:
-        if precision.weights is not None:
+        if precision.casts_weights:
             # Observed: a batch value that the dtype cannot hold becomes inf right here.
-            low = precision.weights
-            wide = precision.role == "reference"
-            data = map_floating(data, lambda t: t if wide and t.itemsize > 4 else t.to(low))
+            data = map_floating(data, precision.cast_input)
         with precision.autocast():
             result = workload.step(workload.model, data)
         if workload.forward_only:
@@ -118,33 +123,14 @@ def _step(workload: Workload, data: Any, run: Run, locator: Locator) -> None:
         run.loss = result.detach()
         if not result.requires_grad:
             return
-        locator.phase = "backward"
+        run.observer.begin_backward()
         # As GradScaler does: a float32 scale times the loss, then backward outside autocast.
         scaled = result * torch.tensor(precision.loss_scale, device=result.device)
         scaled.backward()
         run.backward_ran = True
 
 
-def _introduce(look: SecondLook, workload: Workload, data: Any) -> None:
-    for name, parameter in workload.model.named_parameters():
-        look.know("parameter", name, parameter.detach())
-    for name, tensor in workload.model.named_buffers():
-        look.know("buffer", name, tensor)
-    for name, tensor in named_tensors(data):
-        look.know("batch", name, tensor.detach())
-
-
-def _conclude(look: SecondLook, run: Run, model: nn.Module) -> None:
-    """Marks the births that the loss and the gradients hold."""
-    for result in (*run.outputs, *(() if run.loss is None else (run.loss,))):
-        for number in look.births_in(result):
-            look.births[number].reaches_loss = True
-    for name, parameter in model.named_parameters():
-        for number in () if parameter.grad is None else look.births_in(parameter.grad):
-            look.births[number].reaches_gradients.append(name)
-
-
-def _raised(error: BaseException, run: Run, phase: str) -> Raised:
+def _raised(error: BaseException, run: Run, phase: Phase) -> Raised:
     observer = run.observer
     in_op = observer.failed is not None and observer.failed[0] is error
     op = constant = place = None

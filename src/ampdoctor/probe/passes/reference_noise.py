@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +21,8 @@ def reference_errors(workload: Workload, batch: Any, seed: int, exact: Run) -> d
     A gradient that is zero in exact arithmetic is all rounding noise in FP32, and errs by 1 or more here. {}
     where the model does not run in float64, or draws other random numbers there.
     """
-    precision = replace(reference(exact.precision.device), dtype=torch.float64)
-    wide = run_pass(
-        workload, batch, precision, seed, lambda locator: Absent(locator, emulate=False, autocasts=False)
-    )
+    precision = reference(exact.precision.device, torch.float64)
+    wide = run_pass(workload, batch, precision, seed, Absent)
     if wide.raised is not None or wide.interrupted or wide.loss is None or exact.loss is None:
         return {}
     expected, seen = wide.loss.double().cpu(), exact.loss.double().cpu()

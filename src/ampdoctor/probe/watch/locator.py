@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ampdoctor.facts.words import Phase
 from ampdoctor.probe.watch.location import Line, ModuleStack, is_recomputing, user_line
 
 
@@ -13,7 +14,7 @@ from ampdoctor.probe.watch.location import Line, ModuleStack, is_recomputing, us
 class Place:
     """Where an op belongs."""
 
-    phase: str
+    phase: Phase
     module: str
     line: Line | None
     forward_op: str = ""
@@ -28,9 +29,12 @@ class Place:
 class Locator:
     """Finds the place of the op that is running: its module and line, or those of its forward op."""
 
-    def __init__(self, modules: ModuleStack, parameters: dict[int, tuple[str, str]]) -> None:
+    def __init__(
+        self, modules: ModuleStack, parameters: dict[int, tuple[str, str]], phase: Phase = "forward"
+    ) -> None:
         self.modules = modules
-        self.phase = "forward"
+        self._phase: Phase = phase
+        """Of ops that no autograd node runs."""
         self._parameters = parameters
         """id of a parameter -> its name and its module's path"""
         self._forward: dict[int, tuple[str, Line | None, str, int]] = {}
@@ -38,11 +42,20 @@ class Locator:
         self._ran_in: dict[Line, set[str]] = {}
         """line of the forward -> the modules in which it ran"""
 
+    @property
+    def phase(self) -> Phase:
+        """Of the op that runs now, or would."""
+        return self._phase if torch._C._current_autograd_node() is None else "backward"
+
+    def begin_backward(self) -> None:
+        """From now on, what runs outside any autograd node (scaling the loss) is of backward too."""
+        self._phase = "backward"
+
     def locate(self, op_name: str, order: int) -> Place:
         """The place of the op about to run. Remembers it, so that its backward finds it."""
         node = torch._C._current_autograd_node()
         place = self._place(node)
-        if node is not None or self.phase == "forward":
+        if node is not None or self._phase == "forward":
             # The op's autograd node is made before the op runs, and took the number before this one. (In
             # backward as well: of a recomputed forward, or of a backward that is differentiated again.)
             number = torch._C._autograd._get_sequence_nr() - 1
@@ -53,7 +66,7 @@ class Locator:
         running = self.modules.innermost
         if node is None or (running is not None and running.node is node):
             # A module's forward makes the op itself; during backward, activation checkpointing has it do so.
-            phase = self.phase if node is None else "backward"
+            phase = self.phase
             place = Place(phase, self.modules.current, user_line(in_backward=phase == "backward"))
             place.recomputed = node is not None
             if phase == "forward" and place.line is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,6 +15,8 @@ from ampdoctor.errors import ProbeError
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.probe.cuda.on_cpu import run_like_cuda
+from ampdoctor.probe.passes.isolation import dense_gradients
+from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.location import source_of
 from ampdoctor.probe.watch.locator import Locator, Place
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat, largest_scalar, written
@@ -70,20 +72,18 @@ Unrounded = Mapping[int, Tensor]
 
 
 class Observer(TorchDispatchMode):
-    """Records the statistics of every floating-point tensor that an op makes.
+    """Records the statistics of every floating-point tensor that an op makes, in a pass of this precision.
 
-    ``emulate`` runs each op as a GPU would round it. ``wide_exponents`` counts FP32 tensors by exponent as
-    well: the reference does; in the candidate it would cost as much again and tell the same.
+    FP32 tensors are counted by exponent in the reference only: in the candidate it would cost as much again
+    and tell the same.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(
-        self, locator: Locator, *, emulate: bool, autocasts: bool, wide_exponents: bool = False
-    ) -> None:
+    def __init__(self, locator: Locator, precision: Precision) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.locator = locator
-        self.emulate = emulate
+        self.precision = precision
         self.tally = Tally()
         self.order = 0
         self.failed: tuple[BaseException, str, Place, float | None] | None = None
@@ -95,8 +95,6 @@ class Observer(TorchDispatchMode):
         """Ops in half precision that the emulation had to leave to the CPU's own kernel."""
         self.modules_seen: set[str] = set()
         """Modules inside which at least one op ran."""
-        self._autocasts = autocasts
-        self._wide_exponents = wide_exponents
         self._ops: dict[AnyOp, Op] = {}
         self._nth: dict[tuple[str, str, str], int] = {}
         self._rows: StorageMap[tuple[Identity, int]] = StorageMap()
@@ -104,6 +102,24 @@ class Observer(TorchDispatchMode):
         self._records: list[tuple[Site, int, int, Place, bool]] = []
         self._gradients: dict[str, int] = {}
         """Parameter -> the tally's row of its gradient, as it was before autocast's cast widened it."""
+
+    # -- what the pass tells it
+
+    def begin(self, model: nn.Module, data: Any) -> None:
+        """Before anything runs: the tensors that the step starts from."""
+
+    def begin_backward(self) -> None:
+        """The loss is there; whatever runs from now on belongs to backward."""
+        self.locator.begin_backward()
+
+    def end(self, model: nn.Module, results: Iterable[Tensor]) -> None:
+        """After all: the loss (or the outputs, in a forward-only pass) and the parameters with gradients."""
+        for name, gradient in dense_gradients(model).items():
+            known = self._rows.get(gradient)
+            if known is not None:
+                self._gradients.setdefault(name, known[1])
+
+    # -- every op
 
     def __torch_dispatch__(
         self,
@@ -166,7 +182,7 @@ class Observer(TorchDispatchMode):
     def call(self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Unrounded]:
         """The op's outputs, and the FP32 value of each before it was rounded, where that was seen."""
         try:
-            if not self.emulate or isinstance(func, HigherOrderOperator):
+            if not self.precision.emulates_cuda or isinstance(func, HigherOrderOperator):
                 return func(*args, **kwargs), {}
             result = run_like_cuda(func, args, kwargs)
         except Exception as error:
@@ -199,10 +215,19 @@ class Observer(TorchDispatchMode):
                 self._nth[key] = nth + 1
             site = Site(place.phase, place.module, op.name, nth, i)
             row = self._count(op, place, args, tensor, unrounded.get(id(tensor)))
-            implicit = self._autocasts and op.name == "aten::_to_copy" and not line_converts(place)
+            implicit = self.is_implicit_cast(op, place)
             self._records.append((site, self.order - 1, row, place, implicit))
             sites.append(site)
         return sites
+
+    def is_implicit_cast(self, op: Op, place: Place) -> bool:
+        """Autocast put this cast in: the user's line converts nothing."""
+        return (
+            op.name == "aten::_to_copy"
+            and self.precision.autocasts
+            and place.phase != "optimizer"
+            and not line_converts(place)
+        )
 
     def _count(
         self, op: Op, place: Place, args: tuple[Any, ...], tensor: Tensor, unrounded: Tensor | None
@@ -227,17 +252,10 @@ class Observer(TorchDispatchMode):
             tensor.resolve_conj(),
             unrounded,
             ties=place.phase == "backward",
-            exponents=self._wide_exponents or tensor.itemsize <= 2,
+            exponents=self.precision.is_reference or tensor.itemsize <= 2,
         )
         self._rows.put(tensor, (_identity(tensor), row))
         return row
-
-    def name_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Nothing; what was counted of the gradients that these parameters hold is known by name."""
-        for name, gradient in gradients.items():
-            known = self._rows.get(gradient)
-            if known is not None:
-                self._gradients.setdefault(name, known[1])
 
     def records(self) -> tuple[SiteRecord, ...]:
         """Every tensor seen, read back from the device now."""

@@ -8,7 +8,7 @@ from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.op_arguments import AnyOp
 
 
-class Bare(Observer):
+class Unrecorded(Observer):
     """Runs every op as the candidate does, and records nothing."""
 
     def see(self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

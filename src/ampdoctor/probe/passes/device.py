@@ -1,12 +1,16 @@
-"""The process-wide switches of PyTorch that change what a model computes, kept and put back."""
+"""What depends on the device: its name, its scaler, and the process-wide switches, kept and put back."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+
+from ampdoctor.errors import ConfigError
+from ampdoctor.facts.training import ScalerSettings
 
 _cuda, _cudnn, _mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
 
@@ -112,3 +116,35 @@ def outside_autocast(devices: set[str]) -> Iterator[None]:
             torch.autocast_increment_nesting()
         for device, enabled in before.items():
             torch.set_autocast_enabled(device, enabled)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device a config names; ``auto`` is the GPU where there is one. Raises ConfigError without it."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if count == 0:
+            raise ConfigError(
+                f"precision.device: {name} was asked for, and this machine has no CUDA device",
+                "leave precision.device out (auto) to emulate CUDA on the CPU",
+            )
+        if device.index is not None and device.index >= count:
+            raise ConfigError(
+                f"precision.device: {name} does not exist; this machine has {count} CUDA device(s)",
+                f"use cuda:0 to cuda:{count - 1}",
+            )
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name; the processor's kind on a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+
+
+def grad_scaler(device: torch.device, settings: ScalerSettings) -> torch.amp.GradScaler:
+    """torch's scaler for the device, which has its scale already."""
+    scaler = torch.amp.GradScaler(device.type, **vars(settings))
+    scaler.scale(torch.zeros((), device=device))  # it makes its scale when it is first used
+    return scaler
