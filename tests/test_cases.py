@@ -60,7 +60,6 @@ NOT_YET = frozenset(
         "own_autocast_as_built",
         "probiou",
         "rms_silent_overflow",
-        "scalar_times_half",
         "state_in_containers",
         "two_gradient_windows",
         "weight_decay_lost_bf16",
@@ -93,6 +92,10 @@ WITHOUT_EMULATION = [
 
 def verdict_of(case: Case) -> str:
     return OUTLIERS.get(case.slug) or VERDICTS[case.kind]
+
+
+CLOSE_TO_THE_END = {"scalar_times_half": ["AMP103 "]}
+"""Healthy cases that hold a value of more than half of 65,504, here 40,192, and are told so."""
 
 
 def named_lines(report: Report) -> list[str]:
@@ -153,7 +156,7 @@ def test_a_finite_fault_is_found_at_its_line(case: Case) -> None:
 @pytest.mark.parametrize("case", params(HEALTHY))
 def test_a_healthy_case_is_left_in_peace(case: Case) -> None:
     report = run_case(case.slug)
-    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    assert (report.verdict, warnings_of(report)) == ("clean", CLOSE_TO_THE_END.get(case.slug, []))
     assert report.first_fault is None
 
 
@@ -161,7 +164,7 @@ def test_a_healthy_case_is_left_in_peace(case: Case) -> None:
 def test_the_same_diagnosis_without_emulation(case: Case) -> None:
     report = run_case(case.slug, emulate="none")
     if case.kind == "clean":
-        assert (report.verdict, warnings_of(report)) == ("clean", [])
+        assert (report.verdict, warnings_of(report)) == ("clean", CLOSE_TO_THE_END.get(case.slug, []))
     else:
         check(case, report, "none")
 
@@ -216,4 +219,4 @@ def test_a_healthy_case_is_left_in_peace_at_the_recommended_scale(case: Case) ->
     report = run_config(
         config.model_copy(update={"precision": precision}).located(config.directory, case.slug)
     )[1]
-    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    assert (report.verdict, warnings_of(report)) == ("clean", CLOSE_TO_THE_END.get(case.slug, []))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampdoctor.probe.cuda.on_cpu import Emulated, EmulatedRefusal, run_like_cuda
+from ampdoctor.probe.cuda.on_cpu import Emulated, EmulatedRefusal, cuda_autocast_policy, place, run_like_cuda
 
 aten = torch.ops.aten
 HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -94,10 +94,35 @@ def test_python_numbers_are_not_rounded_before_use() -> None:
     assert run(aten.add.Tensor, half(1.0), 1e-8).outputs.tolist() == [1.0]
 
 
-def test_a_zero_dimensional_float32_tensor_is_rounded_before_use_and_does_not_promote() -> None:
-    result = run(aten.mul.Tensor, half(2.0**-10), torch.tensor(1e6))
+def test_a_zero_dimensional_float32_tensor_of_the_device_is_rounded_before_use_and_does_not_promote() -> None:
+    with cuda_autocast_policy():
+        result = run(aten.mul.Tensor, half(2.0**-10), torch.tensor(1e6, device="cpu"))
     assert result.outputs.dtype is HALF
     assert result.outputs.tolist() == [float("inf")]
+
+
+def test_a_zero_dimensional_float32_tensor_of_the_host_is_read_in_float32() -> None:
+    result = run(aten.mul.Tensor, half(2.0**-10), torch.tensor(1e6))
+    assert result.outputs.dtype is HALF
+    assert result.outputs.tolist() == [976.5]  # 976.5625, rounded to a multiple of 0.5
+
+
+@pytest.mark.parametrize(
+    "move", [lambda t, x: t.to(x.device), lambda t, x: t.to(x) * 2, lambda t, x: t + x.sum()]
+)
+def test_what_is_moved_to_the_device_or_made_of_something_there_lies_there(move: Any) -> None:
+    with cuda_autocast_policy():
+        x = torch.ones(1)
+        place((x,))
+        with LikeCuda():
+            result = half(2.0**-10) * move(torch.tensor(1e6), x)
+    assert result.tolist() == [float("inf")]
+
+
+def test_a_host_scalar_divides_in_float32_and_is_divided_in_half() -> None:
+    million = torch.tensor(1e6)
+    assert run(aten.div.Tensor, half(2000.0), million).outputs.tolist() == half(0.002).tolist()
+    assert run(aten.div.Tensor, million, half(2000.0)).outputs.tolist() == [float("inf")]
 
 
 def test_two_zero_dimensional_tensors_promote() -> None:

@@ -38,7 +38,7 @@ def requested_autocast() -> Iterator[None]:
         original(self, "cuda", dtype=dtype, enabled=False, cache_enabled=cache_enabled)
         self._enabled = enabled
 
-    with _replaced(autocast, "__init__", init):
+    with replaced(autocast, "__init__", init):
         yield
 
 
@@ -82,8 +82,8 @@ def cuda_calls_mean_cpu(on_cache_cleared: Callable[[], None]) -> Iterator[None]:
             ("set_autocast_gpu_dtype", lambda dtype: both_dtypes("cuda", dtype)),
             ("clear_autocast_cache", clear_both_caches),
         ):
-            undo.enter_context(_replaced(torch, name, replacement))
-        undo.enter_context(_replaced(torch.amp.autocast_mode, "_cast", cast_on_cpu))
+            undo.enter_context(replaced(torch, name, replacement))
+        undo.enter_context(replaced(torch.amp.autocast_mode, "_cast", cast_on_cpu))
         yield
 
 
@@ -101,9 +101,9 @@ def autocast_kept_off() -> Iterator[None]:
         for device in _DEVICES:
             set_enabled(device, False)
         undo.enter_context(requested_autocast())
-        undo.enter_context(_replaced(torch, "set_autocast_enabled", keep_off))
+        undo.enter_context(replaced(torch, "set_autocast_enabled", keep_off))
         undo.enter_context(
-            _replaced(torch, "set_autocast_cpu_enabled", lambda enabled: keep_off("cpu", enabled))
+            replaced(torch, "set_autocast_cpu_enabled", lambda enabled: keep_off("cpu", enabled))
         )
         yield
 
@@ -115,10 +115,15 @@ def _restore(before: dict[str, tuple[bool, torch.dtype]]) -> None:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """While open, ``owner.name`` is ``value``; afterwards what it was, or what a base class says."""
+    own = name in vars(owner)
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from ampdoctor.probe.cuda.autocast_calls import cuda_calls_mean_cpu
 from ampdoctor.probe.cuda.autocast_lists import DTYPE_OVERLOADS, Policy
 from ampdoctor.probe.cuda.decomposed_rnns import decomposed_rnns
+from ampdoctor.probe.cuda.device_tensors import named_devices_count
 from ampdoctor.probe.cuda.dispatcher_kernels import aten_overload, kernels_installed
 from ampdoctor.probe.cuda.dispatcher_policy import installed_policies
 
@@ -42,6 +43,7 @@ def cuda_autocast_policy() -> Iterator[None]:
         undo.enter_context(decomposed_rnns())
         undo.enter_context(kernels_installed(_kernels()))
         undo.enter_context(cuda_calls_mean_cpu(on_cache_cleared=_casts.clear))
+        undo.enter_context(named_devices_count())
         yield
 
 

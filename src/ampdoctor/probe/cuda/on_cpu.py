@@ -3,6 +3,7 @@
 from ampdoctor.probe.cuda.autocast_calls import autocast_kept_off, requested_autocast
 from ampdoctor.probe.cuda.autocast_policy import EmulatedRefusal, cuda_autocast_policy
 from ampdoctor.probe.cuda.decomposed_rnns import decomposed_rnns
+from ampdoctor.probe.cuda.device_tensors import place
 from ampdoctor.probe.cuda.tensor_core_rounding import Emulated, run_like_cuda
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "autocast_kept_off",
     "cuda_autocast_policy",
     "decomposed_rnns",
+    "place",
     "requested_autocast",
     "run_like_cuda",
 ]

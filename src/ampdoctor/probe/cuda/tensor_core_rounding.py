@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from ampdoctor.probe.cuda.autocast_policy import EmulatedRefusal
+from ampdoctor.probe.cuda.device_tensors import has_memory, is_placed, place, read_in_float32
 from ampdoctor.probe.cuda.op_kinds import Arithmetic, OpKind, classify
 
 _HALF, _BRAIN, _SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -42,6 +43,17 @@ def run_like_cuda(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
     kind = _kinds.get(func)
     if kind is None:
         kind = _kinds[func] = classify(func)
+    operands = _tensors(args, kwargs)
+    emulated = _run(func, kind, operands, args, kwargs)
+    if any(map(is_placed, operands)):
+        outputs = emulated.outputs
+        place(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
+    return emulated
+
+
+def _run(
+    func: OpOverload, kind: OpKind, operands: list[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Emulated:
     if kind.arithmetic is Arithmetic.CASTS:
         return _cast(func, kind, args, kwargs)
     if kind.arithmetic is Arithmetic.FAILS:
@@ -50,11 +62,10 @@ def run_like_cuda(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
         kind.only_if is not None and not _argument(kind, kind.only_if, args, kwargs)
     ):
         return _moved(func, kind, args, kwargs)
-    operands = _tensors(args, kwargs)
     rounding = _rounding(kind, operands, args, kwargs)
     if rounding is None:
         return _moved(func, kind, args, kwargs)
-    if not all(map(_is_plain, operands)):
+    if not all(map(has_memory, operands)):
         return _native(func, args, kwargs, how="left")
     if kind.arithmetic is Arithmetic.REFUSED:
         raise EmulatedRefusal(f"CUDA has no {rounding.dtype} kernel for {kind.name}")
@@ -93,7 +104,7 @@ def _cast(func: OpOverload, kind: OpKind, args: Sequence[Any], kwargs: Mapping[s
     source = args[0] if len(args) < 2 or not isinstance(args[1], Tensor) else args[1]
     if not isinstance(source, Tensor) or source.dtype in _LOW or source.is_complex():
         return emulated
-    if not _is_plain(source) or not _is_plain(result):
+    if not has_memory(source) or not has_memory(result):
         return emulated
     exact = source if source.is_floating_point() else source.to(_SINGLE)
     return Emulated(result, (exact if exact.shape == result.shape else exact.expand_as(result),), "rounded")
@@ -105,7 +116,7 @@ class _Rounding(NamedTuple):
     dtype: torch.dtype
     scalars_first: bool
     """Zero-dimensional operands of another dtype are rounded before the op: in type promotion the half matrix
-    decides, and a GPU kernel reads every tensor operand in the common dtype."""
+    decides, and a GPU kernel reads every operand on the device in the common dtype."""
 
 
 def _rounding(
@@ -158,6 +169,10 @@ def _computed(
     """The op in float32, each result rounded once; None where float32 fails as well."""
     low = rounding.dtype
     wide_args = [_widened(a, rounding) for a in args]
+    if rounding.scalars_first:
+        for i in read_in_float32(kind.name):
+            if isinstance(scalar := args[i], Tensor) and scalar.ndim == 0 and not is_placed(scalar):
+                wide_args[i] = scalar.to(_SINGLE)
     wide_kwargs = {
         n: _room_for(a) if n in kind.fresh_outputs else _widened(a, rounding) for n, a in kwargs.items()
     }
@@ -272,16 +287,6 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         elif isinstance(value, (list, tuple)):
             found.extend(v for v in value if isinstance(v, Tensor))
     return found
-
-
-def _is_plain(t: Tensor) -> bool:
-    """A dense tensor on the CPU without a dispatch of its own."""
-    return (
-        type(t).__torch_dispatch__ is Tensor.__torch_dispatch__
-        and t.layout is torch.strided
-        and t.is_cpu
-        and not t.is_nested
-    )
 
 
 def _argument(kind: OpKind, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from ampdoctor.facts.words import Phase
 from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.traceback import message_of, user_traceback
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.cuda.on_cpu import EmulatedRefusal
+from ampdoctor.probe.cuda.on_cpu import EmulatedRefusal, place
 from ampdoctor.probe.passes.isolation import (
     batch_copy,
     dense_gradients,
@@ -89,6 +89,9 @@ def take_step(
     observer = make_observer(locator, precision)
     run = Run(precision, observer, modules)
     data = batch_copy(batch, precision.device)
+    if precision.emulates_cuda:
+        batch_tensors = (tensor for _, tensor in named_tensors(data))
+        place((*model.parameters(), *model.buffers(), *batch_tensors))
     observer.begin(model, data)
     try:
         with torch.set_grad_enabled(not workload.forward_only):

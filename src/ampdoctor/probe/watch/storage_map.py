@@ -30,3 +30,7 @@ class StorageMap(Generic[T]):
     def drop(self, tensor: Tensor) -> None:
         """Forgets the note, if there is one."""
         self._notes.pop(tensor.untyped_storage()._cdata, None)
+
+    def clear(self) -> None:
+        """Forgets every note."""
+        self._notes.clear()
