@@ -21,6 +21,7 @@ from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.unmeasured import unmeasured
 from ampdoctor.errors import AmpDoctorError
+from ampdoctor.facts.words import GateStatus
 from ampdoctor.gate.baseline import Known, known_of
 from ampdoctor.gate.evaluate import broken_limits, evaluate
 from ampdoctor.gate.rules import GateRules
@@ -70,7 +71,7 @@ class Judged:
     """What a new baseline holds; None where none is asked for, and where nothing was measured."""
 
     @property
-    def status(self) -> str:
+    def status(self) -> GateStatus:
         """The gate's word."""
         return self.report.gate.status if self.report.gate is not None else NOT_MEASURED
 
@@ -138,7 +139,7 @@ def _judge(subject: Subject, options: GateOptions) -> Judged:
     return Judged(subject, judged)
 
 
-def _not_judged(subject: Subject, status: str, reason: str) -> Judged:
+def _not_judged(subject: Subject, status: GateStatus, reason: str) -> Judged:
     config = path_from_here(subject.config.absolute()) if subject.config else ""
     return Judged(subject, unmeasured(subject.name, reason, status, VERSION, config))
 

@@ -18,6 +18,7 @@ from ampdoctor.diagnose.wording import (
     short_op,
 )
 from ampdoctor.facts.floats import FLOAT_FORMATS
+from ampdoctor.facts.words import Severity
 
 Speaks = Callable[[JudgedBirth], bool]
 Words = Callable[[JudgedBirth], str]
@@ -35,7 +36,7 @@ def findings_by_place(
     births: Iterable[JudgedBirth],
     message: Words,
     remedy: Words,
-    severity: str = "error",
+    severity: Severity = "error",
 ) -> Iterator[Finding]:
     """One finding per module, op and source line; faults weigh ``severity``, harmless births nothing."""
     groups: dict[tuple[str, ...], list[JudgedBirth]] = {}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.trace import Birth
+from ampdoctor.facts.words import Cause
 
-RANGE = "range"
+RANGE: Final = "range"
 """Finite in exact arithmetic; the format has no such number."""
-FLUSH = "flush"
+FLUSH: Final = "flush"
 """Undefined on these inputs, but only because rounding had made one of them 0 (or 1)."""
-GENUINE = "genuine"
+GENUINE: Final = "genuine"
 """Undefined in FP32 as well."""
 
 
-def cause_of(birth: Birth) -> str:
+def cause_of(birth: Birth) -> Cause:
     """``range``, ``flush`` or ``genuine``, from the float64 rerun and the same place in the FP32 pass."""
     if birth.reference == "same":
         return GENUINE
@@ -28,7 +31,7 @@ def cause_of(birth: Birth) -> str:
     return FLUSH if birth.reference == "finite" else GENUINE
 
 
-def _without_rerun(birth: Birth) -> str:
+def _without_rerun(birth: Birth) -> Cause:
     """The same judgement from the FP32 value and the inputs alone."""
     fmt = FLOAT_FORMATS.get(birth.dtype)
     value = birth.reference_value

@@ -19,9 +19,9 @@ from ampdoctor.diagnose.verdict import Reading, read
 from ampdoctor.diagnose.waivers import waive, waiver_states
 from ampdoctor.diagnose.wording import listing
 from ampdoctor.facts.trace import Trace
+from ampdoctor.facts.words import SEVERITIES
 
 DEFAULT_POLICY = Policy()
-_SEVERITIES = ("error", "warning", "info")
 
 
 def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY, config: str = "") -> Report:
@@ -60,7 +60,7 @@ def _found(reading: Reading) -> list[Finding]:
 def _findings(found: Sequence[Finding], reading: Reading) -> tuple[Finding, ...]:
     """Waived ones marked; errors first, the verdict's own before others of its severity."""
     judged = waive(found, reading.policy.waivers, reading.policy.today)
-    return tuple(sorted(judged, key=lambda f: (_SEVERITIES.index(f.severity), not _is_headline(f, reading))))
+    return tuple(sorted(judged, key=lambda f: (SEVERITIES.index(f.severity), not _is_headline(f, reading))))
 
 
 def _is_headline(finding: Finding, reading: Reading) -> bool:

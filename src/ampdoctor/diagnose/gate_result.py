@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from ampdoctor.facts.site import Source
+from ampdoctor.facts.words import AcceptedBy, GateStatus, Severity, WaiverUse
 
-PASSED, FAILED, NOT_MEASURED, UNUSABLE = "passed", "failed", "not-measured", "unusable"
-EXIT_CODES = {PASSED: 0, FAILED: 1, NOT_MEASURED: 3, UNUSABLE: 2}
+PASSED: Final = "passed"
+FAILED: Final = "failed"
+NOT_MEASURED: Final = "not-measured"
+UNUSABLE: Final = "unusable"
+EXIT_CODES: dict[GateStatus, int] = {PASSED: 0, FAILED: 1, NOT_MEASURED: 3, UNUSABLE: 2}
 """From the best to the worst: 1 promises that all was measured and judged, 3 that all could be loaded."""
 
 
@@ -16,9 +21,8 @@ EXIT_CODES = {PASSED: 0, FAILED: 1, NOT_MEASURED: 3, UNUSABLE: 2}
 class Accepted:
     """Why a finding does not count. Its severity is info as long as it is accepted."""
 
-    by: str
-    """``waiver`` | ``baseline``"""
-    severity: str
+    by: AcceptedBy
+    severity: Severity
     """What it weighs where nobody accepts it."""
     reason: str = ""
     """The waiver's own words; '' for a baseline."""
@@ -37,8 +41,8 @@ class WaiverState:
     reason: str
     expires: str
     """``2027-01-31``, the last day it holds; '' for ever."""
-    state: str
-    """``used`` | ``unused`` (nothing matches it) | ``expired`` (what it matches counts again)"""
+    state: WaiverUse
+    """``unused``: nothing matches it; ``expired``: what it matches counts again."""
     matches: int
     """Findings and failed checks that it fits."""
 
@@ -77,9 +81,9 @@ class Check:
 class GateResult:
     """The gate's word on one report."""
 
-    status: str
-    """``passed`` | ``failed`` | ``not-measured`` (nothing, or not what a limit asks for) | ``unusable`` (the
-    config is wrong, or what it names cannot be loaded)"""
+    status: GateStatus
+    """``not-measured``: nothing, or not what a limit asks for; ``unusable``: the config is wrong, or what it
+    names cannot be loaded."""
     checks: tuple[Check, ...]
     """What failed, worst first; for ``not-measured`` what could not be checked."""
     accepted: int
@@ -94,7 +98,7 @@ class GateResult:
     """Why nothing was measured; '' for a report that was judged."""
 
 
-def worst_status(statuses: Iterable[str]) -> str:
+def worst_status(statuses: Iterable[GateStatus]) -> GateStatus:
     """The one that decides for several configs; ``not-measured`` for none."""
     ranks = list(EXIT_CODES)
     return max(statuses, key=ranks.index, default=NOT_MEASURED)

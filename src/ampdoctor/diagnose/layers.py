@@ -14,6 +14,7 @@ from ampdoctor.diagnose.standing import FAULT, SILENT
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.trace import Pass, SiteRecord, Trace
+from ampdoctor.facts.words import Phase
 from ampdoctor.scales.gradient_harm import lost_fraction, without_noise
 
 
@@ -75,7 +76,7 @@ def _candidates(trace: Trace) -> list[Pass]:
     return [p for p in found if p is not None]
 
 
-def _by_module(one_pass: Pass, phase: str) -> Mapping[str, list[SiteRecord]]:
+def _by_module(one_pass: Pass, phase: Phase) -> Mapping[str, list[SiteRecord]]:
     groups: dict[str, list[SiteRecord]] = defaultdict(list)
     for record in one_pass.sites:
         if record.site.phase == phase and not record.recomputed:

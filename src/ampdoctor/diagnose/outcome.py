@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.trace import ParameterGradient, Pass, Trace
+from ampdoctor.facts.words import Role
 from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 
 LOSS_ERROR = 1e-2
@@ -107,7 +108,7 @@ def _damage(candidate: Pass, best: Mapping[str, float | None]) -> GradientDamage
     )
 
 
-def find_pass(trace: Trace, role: str, batch: int, loss_scale: float | None = None) -> Pass | None:
+def find_pass(trace: Trace, role: Role, batch: int, loss_scale: float | None = None) -> Pass | None:
     """That batch's pass; of several candidates the one at ``loss_scale``, else the last."""
     found = [p for p in trace.passes if p.role == role and p.batch == batch]
     at_scale = [p for p in found if p.loss_scale == loss_scale]

@@ -12,6 +12,7 @@ from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.site import Source
 from ampdoctor.facts.store import to_json
 from ampdoctor.facts.trace import Environment, OperandFact, Step, ZeroOrigin
+from ampdoctor.facts.words import Cause, Phase, Severity, Value, Verdict
 
 SCHEMA = "ampdoctor.report/1"
 
@@ -21,8 +22,7 @@ class Finding:
     """One diagnosis: rule code, severity, site, evidence in numbers, remedy."""
 
     code: str
-    severity: str
-    """``error`` | ``warning`` | ``info``"""
+    severity: Severity
     title: str
     module: str
     op: str
@@ -41,11 +41,11 @@ class Finding:
 class FirstFault:
     """Where the first bad value that matters is born, and why."""
 
-    phase: str
-    value: str | None
-    """``inf`` | ``nan``; None where the op raised instead."""
-    cause: str | None
-    """``range`` | ``flush`` | ``genuine``; None for a bad input and for an exception."""
+    phase: Phase
+    value: Value | None
+    """None where the op raised instead."""
+    cause: Cause | None
+    """None for a bad input and for an exception."""
     module: str
     module_type: str
     """The module's class; '' where the module is not known."""
@@ -234,7 +234,7 @@ class Report:
     """The whole diagnosis of one trace."""
 
     environment: Environment
-    verdict: str
+    verdict: Verdict
     sentence: str
     """The verdict in one sentence."""
     first_fault: FirstFault | None

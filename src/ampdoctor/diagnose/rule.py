@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.verdict import Reading
+from ampdoctor.facts.words import Severity
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Rule:
 
     code: str
     title: str
-    severity: str
-    """The severity of its findings where they matter: ``error`` | ``warning`` | ``info``."""
+    severity: Severity
+    """The severity of its findings where they matter."""
     page: str
     check: Callable[[Reading], Iterable[Finding]]

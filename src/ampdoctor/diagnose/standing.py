@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ampdoctor.diagnose.cause import GENUINE, cause_of
 from ampdoctor.diagnose.inferred import inferred_birth
 from ampdoctor.diagnose.outcome import find_pass, is_healthy, is_materially_wrong
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Birth, Pass, Trace
+from ampdoctor.facts.words import Cause, Phase, Standing
 
-FAULT = "fault"
+FAULT: Final = "fault"
 """Reaches the loss or a gradient, and no other birth explains it."""
-SILENT = "silent"
+SILENT: Final = "silent"
 """Was absorbed without a trace of inf or NaN, but the loss or the gradients are wrong for it."""
-CONSEQUENCE = "consequence"
+CONSEQUENCE: Final = "consequence"
 """A NaN made of another birth's infinity, or a further output of the same op call."""
-HARMLESS = "harmless"
+HARMLESS: Final = "harmless"
 """Low precision only, absorbed, and the outcome agrees with FP32."""
-NATURAL = "natural"
+NATURAL: Final = "natural"
 """Declared by the user's code, or in FP32 too without harm: nothing to report."""
-INPUT = "input"
+INPUT: Final = "input"
 """Came in with the batch, a weight or a buffer."""
 
 
@@ -30,8 +32,8 @@ class JudgedBirth:
     """A birth with its cause, its standing and how far it came, its consequences counted in."""
 
     birth: Birth
-    cause: str
-    standing: str
+    cause: Cause
+    standing: Standing
     reaches_loss: bool
     reaches_gradients: tuple[str, ...]
     recomputed: bool = False
@@ -48,8 +50,8 @@ class JudgedBirth:
         return self.phase == "forward" or self.recomputed
 
     @property
-    def phase(self) -> str:
-        """``forward`` | ``backward``"""
+    def phase(self) -> Phase:
+        """Of the op that made it; ``forward`` for what came in."""
         return self.birth.site.phase if self.birth.site else "forward"
 
 
@@ -128,7 +130,7 @@ def _reach(births: Mapping[int, Birth]) -> dict[int, Reach]:
 
 def _standing(
     birth: Birth, births: Mapping[int, Birth], reach: Reach, reference_harmed: bool, stopped: bool
-) -> str:
+) -> Standing:
     if birth.origin == "declared":
         return NATURAL
     if birth.origin != "op":
@@ -222,5 +224,5 @@ def _outcome_is_wrong(trace: Trace, batch: int) -> bool:
     return reference is not None and candidate is not None and is_materially_wrong(candidate, reference)
 
 
-def _restand(judged: JudgedBirth, standing: str) -> JudgedBirth:
+def _restand(judged: JudgedBirth, standing: Standing) -> JudgedBirth:
     return replace(judged, standing=standing)

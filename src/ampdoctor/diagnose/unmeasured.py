@@ -5,9 +5,10 @@ from __future__ import annotations
 from ampdoctor.diagnose.gate_result import GateResult
 from ampdoctor.diagnose.report import LossScale, Report
 from ampdoctor.facts.trace import Environment
+from ampdoctor.facts.words import GateStatus
 
 
-def unmeasured(title: str, reason: str, status: str, tool_version: str, config: str = "") -> Report:
+def unmeasured(title: str, reason: str, status: GateStatus, tool_version: str, config: str = "") -> Report:
     """The report that says why there is none; no figure in it was measured."""
     environment = Environment(
         tool_version=tool_version,

@@ -23,6 +23,7 @@ from ampdoctor.diagnose.updates import update_damage
 from ampdoctor.diagnose.wording import format_name
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.trace import Birth, Pass, Trace
+from ampdoctor.facts.words import Verdict
 
 ROOT_SCALE = 1.0
 """A backward overflow at this loss scale or below is one that no scale worth using avoids."""
@@ -36,7 +37,7 @@ class Reading:
     trace: Trace
     policy: Policy
     births: tuple[JudgedBirth, ...]
-    verdict: str
+    verdict: Verdict
     basis: JudgedBirth | None
     """The birth the verdict rests on: an op's, or a value that came in. None for the other verdicts."""
     raised: Pass | None
@@ -80,7 +81,7 @@ def _verdict(
     raised: Pass | None,
     damage: GradientDamage | None,
     scales: ScaleReading | None,
-) -> tuple[str, JudgedBirth | None]:
+) -> tuple[Verdict, JudgedBirth | None]:
     """The first verdict that holds, in the documented order, and the birth it rests on."""
     bad_input = _bad_input(births)
     if bad_input is not None:
@@ -115,7 +116,7 @@ def _verdict(
     return ("not-measured" if trace.interrupted else "clean"), None
 
 
-def _birth_verdict(judged: JudgedBirth) -> str:
+def _birth_verdict(judged: JudgedBirth) -> Verdict:
     if judged.cause == FLUSH:
         return "forward-underflow"  # also where a backward op stumbles over it: the zero was made in forward
     if judged.in_forward:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from ampdoctor.diagnose.gate_result import Accepted, WaiverState
 from ampdoctor.diagnose.report import Finding
+from ampdoctor.facts.words import WaiverUse
 
 
 @dataclass(frozen=True)
@@ -53,5 +54,5 @@ def _waived(finding: Finding, waivers: Sequence[Waiver], today: str) -> Finding:
 
 
 def _state(waiver: Waiver, matches: int, today: str) -> WaiverState:
-    state = "expired" if waiver.has_expired(today) else "used" if matches else "unused"
+    state: WaiverUse = "expired" if waiver.has_expired(today) else "used" if matches else "unused"
     return WaiverState(waiver.code, waiver.module, waiver.reason, waiver.expires, state, matches)

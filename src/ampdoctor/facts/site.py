@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Phase = str  # "forward" | "backward"
+from ampdoctor.facts.words import Phase
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,8 @@ def _decoder(hint: Any) -> Decode:
     arguments = typing.get_args(hint)
     if is_dataclass(hint) and isinstance(hint, type):
         return _dataclass_decoder(hint)
+    if origin is typing.Literal:
+        return _word_decoder(arguments)
     if origin in (typing.Union, types.UnionType):
         (inner,) = (a for a in arguments if a is not types.NoneType)
         decode_inner = _decoder(inner)
@@ -208,6 +210,15 @@ def _scalar_decoder(cls: type) -> Decode:
         # bool is an int in Python, yet true is no count
         if not isinstance(value, cls) or (cls is int and isinstance(value, bool)):
             raise TraceFileError(f"{key} should be {_NAMES[cls]}, not {_kind(value)}")
+        return value
+
+    return decode
+
+
+def _word_decoder(words: tuple[str, ...]) -> Decode:
+    def decode(value: Any, key: str) -> Any:
+        if value not in words:
+            raise TraceFileError(f"{key} should be one of {', '.join(words)}, not {_kind(value)}")
         return value
 
     return decode

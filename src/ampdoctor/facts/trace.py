@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ampdoctor.facts.site import Site, Source
 from ampdoctor.facts.stats import TensorStats
+from ampdoctor.facts.words import InReference, Mode, Origin, Outcome, Phase, Rerun, Role, TensorKind, Value
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,7 @@ class Environment:
     """The GPU's name; '' on a CPU."""
     emulates: str | None
     """``cuda`` where a CPU imitated CUDA's autocast policy and rounding; None where nothing was imitated."""
-    mode: str
-    """``autocast`` | ``half`` | ``none``"""
+    mode: Mode
     dtype: str
     """The candidate's low-precision dtype: ``float16`` | ``bfloat16``."""
     loss_scale: float
@@ -59,8 +59,7 @@ class Raised:
 
     type: str
     message: str
-    phase: str
-    """``forward`` | ``backward``"""
+    phase: Phase
     module: str
     op: str
     """The op that raised; '' where the exception came from plain Python code."""
@@ -123,11 +122,9 @@ class ParameterGradient:
 class Pass:
     """One instrumented forward (and backward) of one batch in one precision."""
 
-    role: str
-    """``reference`` | ``candidate`` | ``ladder`` (the candidate at another scale, where the configured one
-    overflows in backward: the histograms of that run are the ones to read)"""
+    role: Role
     batch: int
-    mode: str
+    mode: Mode
     dtype: str
     loss_scale: float
     loss: float | None
@@ -146,12 +143,12 @@ class Pass:
 class Step:
     """One op that a non-finite value passed through."""
 
-    phase: str
+    phase: Phase
     module: str
     op: str
     source: Source | None
-    value: str
-    """What its output holds: ``inf`` | ``nan`` | ``finite`` (the value was absorbed here)."""
+    value: Outcome
+    """What its output holds; ``finite``: the value was absorbed here."""
     order: int
 
 
@@ -187,18 +184,13 @@ class ZeroOrigin:
 
 @dataclass(frozen=True)
 class Birth:
-    """One non-finite value's beginning, from the second look at a pass that had some.
-
-    ``origin`` is ``op`` where an op made it from inputs that carried none of that kind; ``batch``,
-    ``parameter`` or ``buffer`` where it came in with the data; ``declared`` where the user's code wrote it.
-    """
+    """One non-finite value's beginning, from the second look at a pass that had some."""
 
     id: int
-    origin: str
+    origin: Origin
     batch: int
     loss_scale: float
-    value: str
-    """``inf`` | ``nan``"""
+    value: Value
     dtype: str
     order: int
     site: Site | None
@@ -222,10 +214,10 @@ class Birth:
     """Samples that hold them, where the first dimension is the batch; else None."""
     exact_value: float | None
     """That element from the same op on the same inputs in float64; None where it could not be run."""
-    rerun: str
-    """The float64 rerun at that element: ``finite`` | ``inf`` | ``nan`` | ``not-run``."""
-    reference: str
-    """The same site of the FP32 pass: ``finite`` | ``same`` (bad at all these elements) | ``absent``."""
+    rerun: Rerun
+    """The float64 rerun at that element."""
+    reference: InReference
+    """The same site of the FP32 pass."""
     reference_value: float | None
     """That element in the FP32 pass."""
     operands: tuple[OperandFact, ...]
@@ -252,8 +244,7 @@ class Birth:
 class BadTensor:
     """A weight, buffer or batch tensor that is non-finite before anything ran."""
 
-    kind: str
-    """``parameter`` | ``buffer`` | ``batch``"""
+    kind: TensorKind
     name: str
     """Dotted name; for a batch tensor its path in the batch: ``["ctx"]``, ``[0]``."""
     batch: int | None

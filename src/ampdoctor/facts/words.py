@@ -1,8 +1,13 @@
-"""The words that facts and reports are told in: each a type, so that a misspelled one is found."""
+"""The words that traces and reports are told in: each a type, so that a misspelled one is found.
+
+The JSON Schemas list them, in this order.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
+
+# ---------------------------------------------------------------- what was seen
 
 Mode = Literal["autocast", "half", "none"]
 """How the candidate runs: under autocast; with weights and batch cast; as the user built it."""
@@ -11,4 +16,63 @@ Phase = Literal["forward", "backward", "optimizer"]
 """What a step is doing when an op runs."""
 
 Role = Literal["reference", "candidate", "ladder"]
-"""What a pass is for; ``ladder`` is the candidate at another loss scale."""
+"""What a pass is for. ``ladder`` is the candidate at another scale, where the configured one overflows in
+backward: the histograms of that run are the ones to read."""
+
+Value = Literal["inf", "nan"]
+"""A non-finite value's kind."""
+
+Outcome = Literal["inf", "nan", "finite"]
+"""What an op made of a non-finite value; ``finite``: it was absorbed."""
+
+Rerun = Literal["finite", "inf", "nan", "not-run"]
+"""What an op gives at one element when it is run again in float64."""
+
+InReference = Literal["finite", "same", "absent"]
+"""What the FP32 pass holds at the elements of a birth; ``same``: it is bad at all of them."""
+
+TensorKind = Literal["batch", "parameter", "buffer"]
+"""What a tensor is that a step starts from."""
+
+Origin = Literal["op", "batch", "parameter", "buffer", "declared"]
+"""Where a non-finite value begins: at an op whose inputs carried none of that kind; in the data it came with;
+in the user's code, which wrote it on purpose."""
+
+# ---------------------------------------------------------------- what is thought of it
+
+Verdict = Literal[
+    "bad-input",
+    "raises",
+    "forward-overflow",
+    "forward-underflow",
+    "forward-undefined",
+    "backward-undefined",
+    "no-workable-scale",
+    "backward-overflow",
+    "gradient-underflow",
+    "update-swallowed",
+    "clean",
+    "not-measured",
+]
+"""The first that holds, in this order."""
+
+Severity = Literal["error", "warning", "info"]
+"""What a finding weighs, the worst first."""
+
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+
+Cause = Literal["range", "flush", "genuine"]
+"""Why a value was born bad: the format has no such number; rounding had zeroed what it was made of; it is
+undefined in FP32 as well."""
+
+Standing = Literal["fault", "silent", "consequence", "harmless", "natural", "input"]
+"""What a birth means for the outcome; see ``diagnose.standing``."""
+
+AcceptedBy = Literal["waiver", "baseline"]
+"""What accepts a finding."""
+
+WaiverUse = Literal["used", "unused", "expired"]
+"""What a waiver still does."""
+
+GateStatus = Literal["passed", "failed", "not-measured", "unusable"]
+"""What a gate says of one config."""

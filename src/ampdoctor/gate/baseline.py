@@ -14,6 +14,7 @@ from ampdoctor.diagnose.amounts import amounts
 from ampdoctor.diagnose.gate_result import Check
 from ampdoctor.diagnose.report import Finding, LayerRow, Report
 from ampdoctor.facts.trace import Environment
+from ampdoctor.facts.words import SEVERITIES, Severity
 from ampdoctor.gate.rules import GateRules
 
 Key = tuple[str, str, str, str]
@@ -29,7 +30,7 @@ class KnownFinding:
     op: str
     line: str
     """The text of the source line; where it is not known, the function's or the tensor's name."""
-    severity: str
+    severity: Severity
     places: int = 1
     """Findings with this key."""
     overflow_bits: float | None = None
@@ -120,7 +121,7 @@ def known_finding(group: Sequence[Finding]) -> KnownFinding:
             better = min if name == "headroom_bits" else max
             worst[name] = better(worst.get(name, value), value)
     figures: dict[str, Any] = {name: _rounded(name, value) for name, value in worst.items()}
-    severity = min((f.severity for f in group), key=("error", "warning", "info").index)
+    severity = min((f.severity for f in group), key=SEVERITIES.index)
     return KnownFinding(*key_of(group[0]), severity, len(group), **figures)
 
 

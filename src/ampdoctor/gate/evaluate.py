@@ -16,6 +16,7 @@ from ampdoctor.diagnose.gate_result import (
 )
 from ampdoctor.diagnose.report import Finding, Report
 from ampdoctor.diagnose.waivers import Waiver
+from ampdoctor.facts.words import GateStatus
 from ampdoctor.gate.baseline import Key, Known, key_of
 from ampdoctor.gate.findings import located, weighed
 from ampdoctor.gate.limits import LimitChecks, check_limits
@@ -43,7 +44,7 @@ def evaluate(
     more = _without_doubles(broken.failed, findings.checks)
     telling = [f for f in report.findings if not any(f is known_one for known_one in findings.known)]
     failed = (*findings.checks, *(located(check, telling) for check in more))
-    status = FAILED if failed else NOT_MEASURED if unchecked else PASSED
+    status: GateStatus = FAILED if failed else NOT_MEASURED if unchecked else PASSED
     waived = sum(f.accepted is not None for f in report.findings)
     gate = GateResult(
         status=status,
@@ -157,7 +158,7 @@ def _why_not(report: Report) -> str:
     return report.sentence.removeprefix("NOT MEASURED. ")
 
 
-def _verdict_note(status: str, report: Report) -> Iterator[str]:
+def _verdict_note(status: GateStatus, report: Report) -> Iterator[str]:
     if status == PASSED and report.verdict != "clean":
         yield f"The verdict is {report.verdict} all the same: what it rests on is accepted or not asked for."
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ampdoctor.diagnose.gate_result import Accepted, Check
 from ampdoctor.diagnose.report import Finding
+from ampdoctor.facts.words import SEVERITIES
 
-_SEVERITIES = ("error", "warning", "info")
 _PER_SCAN = ("AMP203", "AMP205", "AMP206")
 """Rules that speak once for the whole scan, whatever module they name."""
 _REMEDY = "Find the change that did it. If it is meant: another limit, a waiver, or a new baseline."
@@ -33,7 +33,7 @@ def weighed(
             judged.append(finding)
     telling = [finding for finding in findings if id(finding) not in known_ids]
     judged += [_finding_of(c) for c in broken if not any(_says(finding, c) for finding in telling)]
-    return tuple(sorted(judged, key=lambda finding: _SEVERITIES.index(finding.severity)))
+    return tuple(sorted(judged, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def located(check: Check, findings: Sequence[Finding]) -> Check:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ampdoctor.diagnose.gate_result import Check
 from ampdoctor.diagnose.report import Finding, Report
 from ampdoctor.diagnose.wording import count_words, format_name, listing, percent, place, scale
+from ampdoctor.facts.words import SEVERITIES
 from ampdoctor.gate.baseline import (
     Known,
     KnownFinding,
@@ -20,14 +21,13 @@ from ampdoctor.gate.rules import HEADROOM, GateRules
 
 GREW = 2.0
 """A known fault in more than this many times as many elements is a worse one; runs of the same code agree."""
-_SEVERITIES = ("error", "warning", "info")
 
 
 def worse_words(group: Sequence[Finding], known: KnownFinding, rules: GateRules) -> str:
     """How findings with one key are worse than the known one, in a few words; '' where they are not."""
     now = known_finding(group)
     bits, share = rules.allow_headroom_loss, rules.allow_underflow_gain
-    if _SEVERITIES.index(now.severity) < _SEVERITIES.index(known.severity):
+    if SEVERITIES.index(now.severity) < SEVERITIES.index(known.severity):
         return f"{now.severity} instead of {known.severity}"
     if now.places > known.places:
         return f"in {now.places:,} places instead of {known.places:,}"

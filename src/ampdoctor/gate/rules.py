@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ampdoctor.diagnose.report import Finding
-
-_SEVERITIES = ("error", "warning", "info")
+from ampdoctor.facts.words import SEVERITIES
 
 HEADROOM, UNDERFLOW, LOST, DRIFT = "headroom_bits", "gradient_underflow", "lost_gradient", "drift"
 LIMIT_NAMES = (HEADROOM, UNDERFLOW, LOST, DRIFT)
@@ -53,7 +52,7 @@ class GateRules:
         """True for a finding that fails a gate without a baseline."""
         if finding.accepted is not None:
             return False
-        weighs = _SEVERITIES[_SEVERITIES.index(finding.severity) :]
+        weighs = SEVERITIES[SEVERITIES.index(finding.severity) :]
         return any(entry in weighs or _is_code_of(entry, finding.code) for entry in self.fail_on)
 
 

@@ -23,17 +23,20 @@ NUMBER: Json = {
 class Definitions:
     """The schemas of the dataclasses met so far, by name, for ``$defs``."""
 
-    def __init__(self, enums: Mapping[tuple[str, str], tuple[str, ...]]) -> None:
+    def __init__(self) -> None:
         self.found: dict[str, Json] = {"number": NUMBER}
-        self._enums = enums
-        """{(class, field): the words that the field can be}."""
 
     def of(self, hint: Any) -> Json:
         """The schema of a type hint. Raises TypeError for one that ``to_json`` has no form for."""
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if is_dataclass(hint) and isinstance(hint, type):
             return self._reference(hint)
+        if origin is typing.Literal:
+            return {"enum": list(arguments)}
         if origin in (typing.Union, types.UnionType):
+            words = [a for a in arguments if typing.get_origin(a) is typing.Literal]
+            if words and set(arguments) == {words[0], types.NoneType}:
+                return {"enum": [*typing.get_args(words[0]), None]}
             return {"anyOf": [self.of(argument) for argument in arguments]}
         if origin is tuple and arguments[-1] is Ellipsis:
             return {"type": "array", "items": self.of(arguments[0])}
@@ -61,17 +64,7 @@ class Definitions:
         """{field: its schema, with its docstring}, in the order of the class."""
         hints = typing.get_type_hints(cls)
         docs = field_docs(cls)
-        return {
-            f.name: described(self._field(cls, f.name, hints[f.name]), docs.get(f.name, ""))
-            for f in fields(cls)
-        }
-
-    def _field(self, cls: type, name: str, hint: Any) -> Json:
-        words = self._enums.get((cls.__name__, name))
-        if words is None:
-            return self.of(hint)
-        nullable = types.NoneType in typing.get_args(hint)
-        return {"enum": [*words, None] if nullable else list(words)}
+        return {f.name: described(self.of(hints[f.name]), docs.get(f.name, "")) for f in fields(cls)}
 
     def _reference(self, cls: type) -> Json:
         name = cls.__name__

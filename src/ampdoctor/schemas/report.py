@@ -7,34 +7,10 @@ from ampdoctor.facts.trace import Environment
 from ampdoctor.schemas import DRAFT
 from ampdoctor.schemas.from_types import Definitions, Json, class_doc, described, nullable, whole
 
-VERDICTS = (
-    "bad-input",
-    "raises",
-    "forward-overflow",
-    "forward-underflow",
-    "forward-undefined",
-    "backward-undefined",
-    "no-workable-scale",
-    "backward-overflow",
-    "gradient-underflow",
-    "update-swallowed",
-    "clean",
-    "not-measured",
-)
-"""The first that holds, in this order."""
-
-_ENUMS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("Report", "verdict"): VERDICTS,
-    ("Finding", "severity"): ("error", "warning", "info"),
-    ("FirstFault", "phase"): ("forward", "backward"),
-    ("FirstFault", "value"): ("inf", "nan"),
-    ("FirstFault", "cause"): ("range", "flush", "genuine"),
-}
-
 
 def report_schema() -> Json:
     """What ``Report.to_dict`` gives: the same keys in the same order, each with its meaning."""
-    definitions = Definitions(_ENUMS)
+    definitions = Definitions()
     own = definitions.properties(Report)
     environment = _renamed(
         definitions.properties(Environment), {"tool_version": None, "torch_version": "torch"}

@@ -38,8 +38,9 @@ from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import JudgedBirth
 from ampdoctor.diagnose.verdict import Reading, overflows_at_any_scale
 from ampdoctor.diagnose.wording import scale, short_op
+from ampdoctor.facts.words import Severity, Verdict
 
-_SEVERITIES = {"backward-overflow": "error", "no-workable-scale": "info"}
+_SEVERITIES: dict[Verdict, Severity] = {"backward-overflow": "error", "no-workable-scale": "info"}
 
 
 def check(reading: Reading) -> Iterable[Finding]:

@@ -34,6 +34,7 @@ from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import count_words, scale
 from ampdoctor.facts.training import ScalerRun
+from ampdoctor.facts.words import Severity
 
 _REMEDY = "Leave the parameters in FP32 and use torch.autocast; do not call model.half() for training."
 
@@ -62,7 +63,7 @@ def refused(run: ScalerRun) -> Iterable[Finding]:
     return (_finding("error", message, {"exception": run.refusal}),)
 
 
-def _finding(severity: str, message: str, evidence: dict[str, object]) -> Finding:
+def _finding(severity: Severity, message: str, evidence: dict[str, object]) -> Finding:
     return Finding(
         code=CODE,
         severity=severity,

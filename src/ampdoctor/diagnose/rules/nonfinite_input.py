@@ -38,6 +38,7 @@ from ampdoctor.diagnose.standing import INPUT, JudgedBirth
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import count_words, element, sample_words
 from ampdoctor.facts.trace import BadTensor
+from ampdoctor.facts.words import Severity
 
 _REMEDIES = {
     "batch": "Drop or mend {samples}; look at the loader, at preprocessing and at cached features.",
@@ -61,19 +62,19 @@ def _worst_last(births: Iterable[JudgedBirth]) -> list[JudgedBirth]:
     )
 
 
-def _severity(bad: BadTensor, judged: JudgedBirth | None, reading: Reading) -> str:
+def _severity(bad: BadTensor, judged: JudgedBirth | None, reading: Reading) -> Severity | None:
     if bad.kind == "parameter" or (
         judged is not None and judged is reading.basis and reading.verdict == "bad-input"
     ):
         return "error"
     if not bad.nan:
-        return ""
+        return None
     if judged is not None and judged.reaches_loss:
         return "error"
     return "warning" if judged is not None and judged.reaches_gradients else "info"
 
 
-def _finding(bad: BadTensor, severity: str) -> Finding:
+def _finding(bad: BadTensor, severity: Severity) -> Finding:
     label = f"batch{bad.name}" if bad.kind == "batch" else f"{bad.kind} {bad.name}"
     counts = [count_words(n, what, what) for n, what in ((bad.nan, "NaN"), (bad.inf, "inf")) if n]
     where = f", first at {element(bad.index)}"

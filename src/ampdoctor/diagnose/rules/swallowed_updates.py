@@ -39,6 +39,7 @@ from ampdoctor.diagnose.updates import UpdateDamage, eps_breaks, share, update_d
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import count_words, format_name, listing, number, percent
 from ampdoctor.facts.trace import OptimizerStep
+from ampdoctor.facts.words import Severity
 
 _REMEDY = (
     "Keep the weights in FP32 and use torch.autocast, or an optimizer with an FP32 master copy or stochastic "
@@ -96,7 +97,7 @@ def _formats(damage: UpdateDamage) -> str:
     return " and ".join(dict.fromkeys(format_name(u.dtype) for u in updates))
 
 
-def _finding(severity: str, step: OptimizerStep, damage: UpdateDamage, message: str) -> Finding:
+def _finding(severity: Severity, step: OptimizerStep, damage: UpdateDamage, message: str) -> Finding:
     return Finding(
         code=CODE,
         severity=severity,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.facts.trace import BadTensor
+from ampdoctor.facts.words import TensorKind
 from ampdoctor.probe.passes.isolation import named_tensors
 from ampdoctor.probe.watch.nonfinite import has_nonfinite, readable
 from ampdoctor.probe.watch.observer import is_countable
@@ -17,9 +18,10 @@ from ampdoctor.probe.watch.observer import is_countable
 def bad_tensors(model: nn.Module, batches: tuple[Any, ...]) -> list[BadTensor]:
     """One entry per parameter, buffer and batch tensor that holds NaN or inf."""
     found = []
-    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
-        for name, tensor in named:
-            found += _bad_tensor(kind, name, None, tensor.detach(), None)
+    for name, parameter in model.named_parameters():
+        found += _bad_tensor("parameter", name, None, parameter.detach(), None)
+    for name, buffer in model.named_buffers():
+        found += _bad_tensor("buffer", name, None, buffer.detach(), None)
     for index, batch in enumerate(batches):
         size = batch_size(batch)
         for name, tensor in named_tensors(batch):
@@ -28,7 +30,7 @@ def bad_tensors(model: nn.Module, batches: tuple[Any, ...]) -> list[BadTensor]:
 
 
 def _bad_tensor(
-    kind: str, name: str, batch: int | None, tensor: Tensor, samples_in_batch: int | None
+    kind: TensorKind, name: str, batch: int | None, tensor: Tensor, samples_in_batch: int | None
 ) -> list[BadTensor]:
     if not is_countable(tensor) or not has_nonfinite(tensor):
         return []

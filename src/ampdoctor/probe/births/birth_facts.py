@@ -9,6 +9,7 @@ import torch
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Birth, OperandFact, Pass, SiteRecord, ZeroOrigin
+from ampdoctor.facts.words import Rerun
 from ampdoctor.probe.births.newborn import Newborn
 from ampdoctor.probe.births.reference_twins import CAST, Twin, telling_element
 from ampdoctor.probe.births.second_look import SecondLook
@@ -79,7 +80,7 @@ def _fact(
     )
 
 
-def _exact_at(birth: Newborn, where: int) -> tuple[float | None, str]:
+def _exact_at(birth: Newborn, where: int) -> tuple[float | None, Rerun]:
     if birth.exact is None or birth.exact.numel() != birth.mask.numel():
         return None, "not-run"
     value = birth.exact.reshape(-1)[where]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
+from ampdoctor.facts.words import Origin, Value
 from ampdoctor.probe.watch.locator import Place
 
 
@@ -29,8 +30,8 @@ class Newborn:
     """A birth as the second look knows it, before the reference is asked about the same site."""
 
     id: int
-    origin: str
-    value: str
+    origin: Origin
+    value: Value
     dtype: str
     order: int
     site: Site | None

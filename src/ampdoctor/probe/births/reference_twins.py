@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ampdoctor.facts.site import Site
+from ampdoctor.facts.words import InReference
 from ampdoctor.probe.births.newborn import Newborn
 from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.locator import Locator, Place
@@ -24,8 +25,7 @@ CAST = "aten::_to_copy"
 class Twin:
     """What the reference holds at the site of a birth."""
 
-    reference: str
-    """``finite`` | ``same`` | ``absent``"""
+    reference: InReference
     flat_index: int
     """``telling_element`` of those born bad that are not bad here; else of all born bad."""
     value: float | None

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
+from ampdoctor.facts.words import Origin, Outcome, Value
 from ampdoctor.probe.births.newborn import Cast, Given, Newborn, Operand
 from ampdoctor.probe.births.rerun import rerun_in_float64, written_copied
 from ampdoctor.probe.passes.isolation import named_tensors
@@ -86,7 +87,7 @@ class SecondLook(Observer):
             for number in () if parameter.grad is None else self.births_in(parameter.grad):
                 self.births[number].reaches_gradients.append(name)
 
-    def know(self, origin: str, name: str, tensor: Tensor) -> None:
+    def know(self, origin: Origin, name: str, tensor: Tensor) -> None:
         """Registers a tensor that the model starts from; a non-finite one becomes an origin of its own."""
         tensor = elements(tensor)
         if not is_countable(tensor):
@@ -214,7 +215,7 @@ class SecondLook(Observer):
             born.append(birth)
         return born, arrived | {b.id for b in born}
 
-    def _declare(self, place: Place, order: int, out: Tensor, mask: Tensor, value: str) -> int:
+    def _declare(self, place: Place, order: int, out: Tensor, mask: Tensor, value: Value) -> int:
         """The declared infinity (or NaN) of this line, which its scalar argument names."""
         source = source_of(place.line)
         key = f"{source.file}:{source.line}" if source else f"op {order}"
@@ -224,7 +225,7 @@ class SecondLook(Observer):
             self._declared[key] = birth.id
         return self._declared[key]
 
-    def _add(self, origin: str, value: str, tensor: Tensor, mask: Tensor, name: str) -> Newborn:
+    def _add(self, origin: Origin, value: Value, tensor: Tensor, mask: Tensor, name: str) -> Newborn:
         birth = Newborn(
             len(self.births), origin, value, str(tensor.dtype).removeprefix("torch."), -1, None, None, False,
             name, mask.detach().cpu(), None,
@@ -281,7 +282,7 @@ class SecondLook(Observer):
             int((given.values == 0).sum()), exact.inf, exact.nan, self._maker.get(t),
         )  # fmt: skip
 
-    def _step(self, place: Place, op: Op, order: int, value: str) -> Step:
+    def _step(self, place: Place, op: Op, order: int, value: Outcome) -> Step:
         return Step(place.phase, place.module, op.name, source_of(place.line), value, order)
 
 
@@ -296,18 +297,18 @@ _MOVES_VALUES = frozenset(
 """Ops that only move elements: a NaN in their output came in, even where its input was not seen."""
 
 
-def _what_is_bad(tensor: Tensor) -> tuple[str, Tensor]:
+def _what_is_bad(tensor: Tensor) -> tuple[Value, Tensor]:
     """``nan`` where there is one, else ``inf``; and which elements are."""
     values = readable(tensor)
     nan = torch.isnan(values)
     return ("nan", nan) if bool(nan.any()) else ("inf", torch.isinf(values))
 
 
-def _new_elements(op: Op, out: Tensor, bad: list[Given], by_element: bool) -> list[tuple[str, Tensor]]:
+def _new_elements(op: Op, out: Tensor, bad: list[Given], by_element: bool) -> list[tuple[Value, Tensor]]:
     """[(kind, mask)] of the elements whose kind no input of theirs carries."""
     nan, inf = torch.isnan(out), torch.isinf(out)
     if not bad:
-        kind, mask = ("nan", nan) if bool(nan.any()) else ("inf", inf)
+        kind, mask = _what_is_bad(out)
         # 0/0 next to 1/0 in one op is one fault: the NaNs name it, the infinities come with it.
         return [(kind, mask | inf if kind == "nan" else mask)]
     if by_element:
@@ -315,7 +316,7 @@ def _new_elements(op: Op, out: Tensor, bad: list[Given], by_element: bool) -> li
         for g in bad:
             had_nan |= torch.isnan(g.values)
             had_any |= ~torch.isfinite(g.values)
-        new = (("nan", nan & ~had_nan), ("inf", inf & ~had_any))
+        new: tuple[tuple[Value, Tensor], ...] = (("nan", nan & ~had_nan), ("inf", inf & ~had_any))
         return [(kind, mask) for kind, mask in new if bool(mask.any())]
     carried = op.name in _MOVES_VALUES or any(bool(torch.isnan(g.values).any()) for g in bad)
     return [] if carried or not bool(nan.any()) else [("nan", nan)]

@@ -12,6 +12,7 @@ from rich.text import Text
 from ampdoctor.diagnose.gate_result import FAILED, NOT_MEASURED, PASSED, UNUSABLE, Check, GateResult
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.wording import count_words, place
+from ampdoctor.facts.words import GateStatus
 from ampdoctor.render.findings_text import accepted_words, waivers_section
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import subject
@@ -24,7 +25,7 @@ _NAME_WIDTH = 30
 _VERDICT_WIDTH = 18
 """``gradient-underflow``, the longest but one."""
 
-_WORDS = {
+_WORDS: dict[GateStatus, tuple[str, str]] = {
     PASSED: ("PASSED", "bold green"),
     FAILED: ("FAILED", "bold red"),
     NOT_MEASURED: ("NOT MEASURED", "bold yellow"),
