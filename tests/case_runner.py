@@ -50,8 +50,9 @@ class Case:
     @property
     def fails(self) -> bool:
         """False where the installed torch is one in which plain torch does not fail either."""
-        limit = self.key.get("fails_below_torch")
-        return limit is None or TorchVersion(torch.__version__) < limit
+        installed = TorchVersion(torch.__version__)
+        below, since = self.key.get("fails_below_torch", "999"), self.key.get("fails_from_torch", "0")
+        return bool(since <= installed < below)
 
     @property
     def origin_phase(self) -> str:

@@ -39,7 +39,7 @@ FAULTY = [
     if case.fails
     if case.slug in OUTLIERS or VERDICTS.get(case.kind, "clean") not in ("clean", *WITHOUT_BIRTH)
 ]
-ABSORBED = [case for case in CASES if not case.fails]
+NOT_IN_THIS_TORCH = [case for case in CASES if not case.fails]
 FINITE = [case for case in CASES if case.kind in WITHOUT_BIRTH]
 HEALTHY = [case for case in CASES if case.kind == "clean"]
 OF_THE_SCALE = [case for case in CASES if case.kind in ("backward-overflow-scale", "gradient-underflow")]
@@ -137,13 +137,13 @@ def test_a_faulty_case_gets_the_diagnosis_of_its_key(case: Case) -> None:
     check(case, run_case(case.slug), "cuda")
 
 
-@pytest.mark.parametrize("case", params(ABSORBED))
-def test_a_fault_that_this_torch_masks_is_no_error(case: Case) -> None:
-    """The infinity is born as before, and a mask in backward takes it in: gradients are those of FP32."""
+@pytest.mark.parametrize("case", params(NOT_IN_THIS_TORCH))
+def test_a_case_that_does_not_fail_in_this_torch_is_left_in_peace(case: Case) -> None:
+    """Since 2.14 the infinity is born as before, and a mask in backward takes it in: as in plain torch."""
     report = run_case(case.slug)
-    assert report.verdict == "clean"
-    assert warnings_of(report) == []
-    assert any("absorbed" in finding.message for finding in report.findings)
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    if "fails_below_torch" in case.key:
+        assert any("absorbed" in finding.message for finding in report.findings)
 
 
 @pytest.mark.parametrize("case", params(FINITE))
