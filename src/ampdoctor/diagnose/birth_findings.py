@@ -90,7 +90,8 @@ def _outcome(judged: JudgedBirth) -> str:
     taken_in = judged.birth.absorbed_at
     by = f" by {short_op(taken_in.op)} ({place(taken_in.module)})" if taken_in else ""
     if judged.standing == HARMLESS:
-        return f" It is absorbed{by}, and the outcome agrees with FP32."
+        agrees = ", and loss and gradients agree with FP32's" if judged.outcome_agrees else ""
+        return f" It is absorbed{by}{agrees}."
     if judged.standing == SILENT:
         return f" It is absorbed{by}, so nothing turns NaN, but the outcome is wrong."
     return ""
@@ -124,6 +125,11 @@ def _evidence(group: list[JudgedBirth]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- sentences that several rules use
+
+WITHOUT_THE_DIFFERENCE = (
+    "use a form that needs no difference of nearly equal numbers, or take the difference in float64; a clamp "
+    "to zero before the op stops the NaN, not the loss of digits"
+)
 
 
 def overflow_words(judged: JudgedBirth) -> str:

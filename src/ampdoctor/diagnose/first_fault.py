@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampdoctor.diagnose.cause import FLUSH
+from ampdoctor.diagnose.cause import FLUSH, GENUINE
 from ampdoctor.diagnose.constants import root_of
 from ampdoctor.diagnose.report import FirstFault
 from ampdoctor.diagnose.standing import INPUT, JudgedBirth
@@ -54,7 +54,7 @@ def _from_birth(judged: JudgedBirth, trace: Trace) -> FirstFault:
         samples=birth.samples,
         exact_value=birth.exact_value,
         reference_value=birth.reference_value,
-        fp32_also_fails=birth.reference == "same",
+        fp32_also_fails=birth.reference == "same" or (judged.cause == GENUINE and judged.fp32_fails),
         loss_scale=birth.loss_scale,
         inputs=birth.operands,
         implicit_cast=birth.implicit_cast,

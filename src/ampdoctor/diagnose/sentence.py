@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampdoctor.diagnose.cause import CANCELLATION, is_of_a_negative
 from ampdoctor.diagnose.first_fault import tensor_name
 from ampdoctor.diagnose.outcome import share_lost
 from ampdoctor.diagnose.report import FirstFault
@@ -46,9 +47,19 @@ def sentence_of(reading: Reading, fault: FirstFault | None) -> str:
         case "forward-overflow":
             again = "forward, recomputed in backward" if fault and fault.phase == "backward" else "forward"
             held = format_name(fault.dtype) if fault else name
-            return f"OVERFLOW in {again}. {where} leaves the {held} range; FP32 is fine."
+            return f"OVERFLOW in {again}. {where} leaves the {held} range; {_fp32(reading)}."
+        case "forward-underflow" if reading.basis is not None and reading.basis.cause == CANCELLATION:
+            return (
+                f"CANCELLED. {_op_in(fault)} is given {_argument(reading)}, which {name}'s rounding made of "
+                f"a difference; {_fp32(reading)}."
+            )
         case "forward-underflow":
-            return f"ROUNDED TO ZERO. {_op_in(fault)} needs a value that {name} made zero; FP32 is fine."
+            return f"ROUNDED TO ZERO. {_op_in(fault)} needs a value that {name} made zero; {_fp32(reading)}."
+        case "forward-undefined" if reading.basis is not None and is_of_a_negative(reading.basis.birth):
+            return (
+                f"UNDEFINED in forward. {_op_in(fault)} is given {_argument(reading)}; FP32 fails too: "
+                "no matter of precision."
+            )
         case "forward-undefined":
             return (
                 f"UNDEFINED in forward. {where} makes {_value(fault)}, in FP32 too: no matter of precision."
@@ -68,6 +79,21 @@ def sentence_of(reading: Reading, fault: FirstFault | None) -> str:
             return _clean(reading)
         case _:
             return f"NOT MEASURED. {_why_not(reading)}"
+
+
+def _fp32(reading: Reading) -> str:
+    """What the FP32 pass of that batch came to: nothing is fine that was not seen to end well."""
+    basis = reading.basis
+    if basis is None or not basis.fp32_fails:
+        return "FP32 is fine"
+    if basis.birth.reference == "same":
+        return "the model itself casts to it, so the FP32 run has it as well"
+    return "the FP32 run is not finite either, from another place"
+
+
+def _argument(reading: Reading) -> str:
+    argument = reading.basis.birth.argument if reading.basis else None
+    return number(argument) if argument is not None else "a negative number"
 
 
 def _where(fault: FirstFault | None) -> str:

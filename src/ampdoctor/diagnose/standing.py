@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ampdoctor.diagnose.cause import GENUINE, cause_of
+from ampdoctor.diagnose.cause import GENUINE, RANGE, cause_of
 from ampdoctor.diagnose.inferred import inferred_birth
 from ampdoctor.diagnose.outcome import find_pass, is_healthy, is_materially_wrong
 from ampdoctor.facts.site import Site
@@ -36,6 +36,10 @@ class JudgedBirth:
     standing: Standing
     reaches_loss: bool
     reaches_gradients: tuple[str, ...]
+    fp32_fails: bool = False
+    """The FP32 pass of this batch ends with a loss or a gradient that is not finite, wherever that began."""
+    outcome_agrees: bool = False
+    """Loss and gradients were compared with FP32's, are finite and agree."""
     recomputed: bool = False
     """A forward op run again inside backward (activation checkpointing): no loss scale acts on it."""
 
@@ -66,24 +70,33 @@ def judge_births(trace: Trace) -> tuple[JudgedBirth, ...]:
     guess = inferred_birth(trace)
     if guess is None:
         return judged
-    return (*judged, JudgedBirth(guess, cause_of(guess), FAULT, guess.reaches_loss, guess.reaches_gradients))
+    fails = _harmed(trace, guess.batch)
+    cause = cause_of(guess, fails)
+    return (
+        *judged,
+        JudgedBirth(guess, cause, FAULT, guess.reaches_loss, guess.reaches_gradients, fp32_fails=fails),
+    )
 
 
 def _judge(trace: Trace) -> tuple[JudgedBirth, ...]:
-    births = {birth.id: birth for birth in trace.births}
+    batches = {b.batch for b in trace.births}
+    harmed = {batch: _harmed(trace, batch) for batch in batches}
+    agrees = {batch: _outcome_agrees(trace, batch) for batch in batches}
+    births = {b.id: _as_in_fp32(b) if harmed[b.batch] else b for b in trace.births}
     reach = _reach(births)
-    harmed = {batch: _harmed(trace, batch) for batch in {b.batch for b in trace.births}}
     stopped = {p.batch for p in trace.passes if p.role == "candidate" and stopped_by_itself(p)}
     recomputed = {r.site for p in trace.passes for r in p.sites if r.recomputed}
     judged = [
         JudgedBirth(
             b,
-            cause_of(b),
+            cause_of(b, harmed[b.batch]),
             _standing(b, births, reach[b.id], harmed[b.batch], b.batch in stopped),
             *reach[b.id],
+            fp32_fails=harmed[b.batch],
+            outcome_agrees=agrees[b.batch],
             recomputed=b.site in recomputed,
         )
-        for b in trace.births
+        for b in births.values()
     ]
     return tuple(_with_silent_fault(_with_last_resort(_one_per_call(judged), trace), trace))
 
@@ -203,8 +216,9 @@ def _with_last_resort(judged: list[JudgedBirth], trace: Trace) -> list[JudgedBir
 
 
 def _with_silent_fault(judged: list[JudgedBirth], trace: Trace) -> list[JudgedBirth]:
-    """The first absorbed forward birth becomes the fault where nothing else is and the outcome is wrong."""
-    if any(j.is_sick for j in judged):
+    """The first absorbed forward birth becomes the fault where the outcome is wrong and nothing else explains
+    it. An overflow of backward at this loss scale explains no wrong loss: both are there."""
+    if any(j.is_sick and (j.in_forward or j.cause != RANGE) for j in judged):
         return judged
     if trace.deterministic is False:
         return judged  # two passes differ anyway: nothing shows that the infinity is to blame
@@ -216,6 +230,30 @@ def _with_silent_fault(judged: list[JudgedBirth], trace: Trace) -> list[JudgedBi
     ]
     first = min(suspects, key=_order, default=None)
     return [_restand(j, SILENT) if j is first else j for j in judged]
+
+
+def _as_in_fp32(birth: Birth) -> Birth:
+    """The birth as told by those of its elements that FP32 has too, where there are such.
+
+    FP32 fails by them, so what other elements of the same call do in low precision only is no cure's aim.
+    """
+    if not birth.shared or birth.reference == "same":
+        return birth
+    return replace(
+        birth,
+        reference="same",
+        index=birth.shared_index,
+        exact_value=None,
+        reference_value=None,
+        argument=None,
+    )
+
+
+def _outcome_agrees(trace: Trace, batch: int) -> bool:
+    candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
+    if candidate is None or not is_healthy(candidate, trace.environment.forward_only):
+        return False
+    return not trace.environment.forward_only and not _outcome_is_wrong(trace, batch)
 
 
 def _outcome_is_wrong(trace: Trace, batch: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampdoctor.diagnose.cause import FLUSH, GENUINE, RANGE
+from ampdoctor.diagnose.cause import CANCELLATION, FLUSH, GENUINE, RANGE
 from ampdoctor.diagnose.outcome import GradientDamage, find_pass, gradient_damage
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.scale_window import ScaleReading, best_errors, read_scales
@@ -117,7 +117,7 @@ def _verdict(
 
 
 def _birth_verdict(judged: JudgedBirth) -> Verdict:
-    if judged.cause == FLUSH:
+    if judged.cause in (FLUSH, CANCELLATION):
         return "forward-underflow"  # also where a backward op stumbles over it: the zero was made in forward
     if judged.in_forward:
         if judged.cause == RANGE:

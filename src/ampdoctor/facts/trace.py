@@ -233,6 +233,14 @@ class Birth:
     """The ops it went through, in order; shortened to the first and last few."""
     absorbed_at: Step | None
     """The last op that took it in and gave only finite values, where it reached neither loss nor gradient."""
+    reference_dtype: str = ""
+    """Of the tensor at the same site of the FP32 pass; '' where that has no such site."""
+    shared: int = 0
+    """Of the elements born bad, those that are bad at the same site of the FP32 pass too."""
+    shared_index: tuple[int, ...] = ()
+    """The first of those."""
+    argument: float | None = None
+    """What an op of one argument (a root, a logarithm, exp) was given at ``index``; None for other ops."""
 
     @property
     def line(self) -> Source | None:

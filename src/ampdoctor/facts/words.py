@@ -61,9 +61,9 @@ Severity = Literal["error", "warning", "info"]
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
-Cause = Literal["range", "flush", "genuine"]
-"""Why a value was born bad: the format has no such number; rounding had zeroed what it was made of; it is
-undefined in FP32 as well."""
+Cause = Literal["range", "flush", "cancellation", "genuine"]
+"""Why a value was born bad: the format has no such number; rounding had zeroed what it was made of; rounding
+had made a difference negative; it is undefined in FP32 as well."""
 
 Standing = Literal["fault", "silent", "consequence", "harmless", "natural", "input"]
 """What a birth means for the outcome; see ``diagnose.standing``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -159,16 +160,30 @@ class _Session:
     def _backward_can_be_judged(self) -> bool:
         """Every batch has gradients, and no fault of the forward or the data spoils them."""
         candidates = [p for p in self.passes if p.role == "candidate"]
-        spoiled = any(
-            (b.site is None or b.site.phase == "forward") and (b.reaches_loss or b.reaches_gradients)
-            for b in self.births
-        )
         return (
             not self.interrupted
-            and not spoiled
+            and not any(self._spoils_every_scale(b) for b in self.births)
             and bool(candidates)
             and all(p.backward_ran and p.raised is None for p in candidates)
         )
+
+    def _spoils_every_scale(self, birth: Birth) -> bool:
+        """True for a fault of the forward or the data that comes through to the loss or a gradient.
+
+        An infinity that FP32 survives (a mask's, declared, in the batch or made on purpose) is none, whatever
+        gradients an overflow of backward carries it to.
+        """
+        if birth.site is not None and birth.site.phase == "backward":
+            return False
+        on_purpose = birth.value == "inf" and (birth.origin != "op" or birth.reference == "same")
+        if on_purpose and not birth.reaches_loss and self._reference_is_finite(birth.batch):
+            return False
+        return birth.reaches_loss or bool(birth.reaches_gradients)
+
+    def _reference_is_finite(self, batch: int) -> bool:
+        twin = next(p for p in self.passes if p.role == "reference" and p.batch == batch)
+        loss = twin.loss is not None and math.isfinite(twin.loss)
+        return loss and all(p.nan == 0 and p.inf == 0 for p in twin.parameters)
 
     def _search_scale(self) -> None:
         search = ScaleSearch(

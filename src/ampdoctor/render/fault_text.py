@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -90,10 +91,10 @@ def value_lines(fault: FirstFault) -> Iterator[str]:
         held = abs(fault.exact_value) < fmt.overflow_at
         end = "an operand did not fit" if held else f"{name} ends at {number(fmt.max)}"
         what += f"; exactly {number(fault.exact_value)} ({end})"
+    elif fault.reference_value is not None and math.isfinite(fault.reference_value):
+        what += f"; FP32 has {number(fault.reference_value)}"
     elif fault.fp32_also_fails:
         what += "; in FP32 too" if not fault.tensor else ""
-    elif fault.reference_value is not None:
-        what += f"; FP32 has {number(fault.reference_value)}"
     yield what
     if fault.index is not None:
         yield _elements(fault)

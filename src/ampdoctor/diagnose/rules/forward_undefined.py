@@ -33,13 +33,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampdoctor.diagnose.birth_findings import births_of, findings_by_place, samples_sentence, sentence
-from ampdoctor.diagnose.cause import GENUINE
+from ampdoctor.diagnose.birth_findings import (
+    WITHOUT_THE_DIFFERENCE,
+    births_of,
+    findings_by_place,
+    samples_sentence,
+    sentence,
+)
+from ampdoctor.diagnose.cause import GENUINE, is_of_a_negative
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import JudgedBirth, only_the_derivative
 from ampdoctor.diagnose.verdict import Reading
-from ampdoctor.diagnose.wording import short_op
+from ampdoctor.diagnose.wording import number, short_op
 
 _UNMASK = "leave at least one position per row unmasked, or zero such rows after the softmax"
 _REMEDIES = {
@@ -72,12 +78,19 @@ def _message(judged: JudgedBirth) -> str:
     birth = judged.birth
     what = "NaN" if birth.value == "nan" else "inf"
     op = short_op(birth.site.op) if birth.site else ""
+    if is_of_a_negative(birth) and birth.reference != "same":
+        return (
+            f"{op} is given {number(birth.argument)}, by a difference of nearly equal numbers. The FP32 run, "
+            f"with other rounding, is not finite either.{samples_sentence(judged)}"
+        )
     where = "FP32 has it in the same place" if birth.reference == "same" else "it is so in float64 too"
     return f"{op} gives {what} on these inputs; {where}.{samples_sentence(judged)}"
 
 
 def _remedy(judged: JudgedBirth) -> str:
     op = judged.birth.site.op if judged.birth.site else ""
+    if is_of_a_negative(judged.birth) and judged.birth.reference != "same":
+        return sentence(WITHOUT_THE_DIFFERENCE + ". Neither BF16 nor a loss scale helps")
     known = _REMEDIES.get(op, "mend the formula or the data: precision is not the cause")
     return sentence(known + ". Neither BF16 nor a loss scale helps" if op in _REMEDIES else known)
 

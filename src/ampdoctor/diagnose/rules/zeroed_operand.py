@@ -36,8 +36,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampdoctor.diagnose.birth_findings import births_of, findings_by_place, samples_sentence, sentence
-from ampdoctor.diagnose.cause import FLUSH
+from ampdoctor.diagnose.birth_findings import (
+    WITHOUT_THE_DIFFERENCE,
+    births_of,
+    findings_by_place,
+    samples_sentence,
+    sentence,
+)
+from ampdoctor.diagnose.cause import CANCELLATION, FLUSH
 from ampdoctor.diagnose.constants import is_vanished_eps, root_of, rounded_next_to_one
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
@@ -49,7 +55,7 @@ from ampdoctor.facts.trace import ZeroOrigin
 
 def check(reading: Reading) -> Iterable[Finding]:
     """One finding per place that is undefined only because rounding had made a zero."""
-    births = births_of(reading, lambda j: j.cause == FLUSH)
+    births = births_of(reading, lambda j: j.cause in (FLUSH, CANCELLATION))
     return findings_by_place(
         CODE, TITLE, births, lambda j: _message(reading, j), lambda j: _remedy(reading, j)
     )
@@ -59,6 +65,12 @@ def _message(reading: Reading, judged: JudgedBirth) -> str:
     birth = judged.birth
     op = short_op(birth.site.op) if birth.site else ""
     backward = f"The backward of {short_op(birth.forward_op) or op}: " if judged.phase == "backward" else ""
+    if judged.cause == CANCELLATION:
+        fp32 = f" FP32 has {number(birth.reference_value)} here." if birth.reference_value is not None else ""
+        return (
+            f"{backward}{op} is given {number(birth.argument)}: a difference of nearly equal numbers, of "
+            f"which rounding left a negative one.{fp32}{samples_sentence(judged)}"
+        )
     what = f"{backward}{op} meets a value that {reading.fmt_name} rounded away"
     fp32 = f"; FP32 has {number(birth.reference_value)}" if birth.reference_value is not None else ""
     return f"{what}{fp32}.{_root_words(root_of(birth))}{samples_sentence(judged)}"
@@ -79,6 +91,8 @@ def _root_words(root: ZeroOrigin | None) -> str:
 def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     birth = judged.birth
     name = format_name(reading.fmt.name)
+    if judged.cause == CANCELLATION:
+        return sentence(WITHOUT_THE_DIFFERENCE + ". BF16 is no cure: it keeps fewer digits of both numbers")
     root = root_of(birth)
     line = source_place(root.source) if root else ""
     if is_vanished_eps(birth, reading.fmt):

@@ -44,7 +44,7 @@ def _fact(
 ) -> Birth:
     shape = tuple(birth.mask.shape)
     where = twin.flat_index if twin is not None else telling_element(birth, birth.mask.reshape(-1))
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(where), shape)) if shape else ()
+    index = _unraveled(where, shape)
     exact, rerun = _exact_at(birth, where)
     place = birth.place
     return Birth(
@@ -77,7 +77,21 @@ def _fact(
         reaches_gradients=tuple(birth.reaches_gradients),
         path=tuple(birth.path),
         absorbed_at=None if birth.reaches_loss or birth.reaches_gradients else birth.absorbed_at,
+        reference_dtype=twin.dtype if twin is not None else "",
+        shared=twin.shared if twin is not None else 0,
+        shared_index=_unraveled(twin.shared_at, shape) if twin is not None and twin.shared else (),
+        argument=_argument_at(birth, where),
     )
+
+
+def _unraveled(where: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(where), shape)) if shape else ()
+
+
+def _argument_at(birth: Newborn, where: int) -> float | None:
+    if birth.argument is None or birth.argument.is_complex() or birth.argument.numel() != birth.mask.numel():
+        return None
+    return float(birth.argument.reshape(-1)[where])
 
 
 def _exact_at(birth: Newborn, where: int) -> tuple[float | None, Rerun]:

@@ -43,6 +43,8 @@ class Newborn:
     exact: Tensor | None
     """The op's output in float64 on the host, same shape; None where it could not be run."""
     operands: tuple[Operand, ...] = ()
+    argument: Tensor | None = None
+    """What an op of one argument was given, on the host, same shape; None for other ops."""
     constant: float | None = None
     parents: tuple[int, ...] = ()
     path: list[Step] = field(default_factory=list)

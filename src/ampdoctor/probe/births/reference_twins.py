@@ -29,6 +29,11 @@ class Twin:
     flat_index: int
     """``telling_element`` of those born bad that are not bad here; else of all born bad."""
     value: float | None
+    dtype: str
+    shared: int
+    """Elements born bad that are bad here too."""
+    shared_at: int
+    """Flat index of the first of those; 0 where there are none."""
 
 
 class ReferenceWatch(Observer):
@@ -61,8 +66,14 @@ class ReferenceWatch(Observer):
         differs = bool(sound.any())
         index = telling_element(birth, sound if differs else mask)
         number = values[index]
+        shared = mask & ~torch.isfinite(values)
         self.twins[id(birth)] = Twin(
-            "finite" if differs else "same", index, None if number.is_complex() else float(number)
+            "finite" if differs else "same",
+            index,
+            None if number.is_complex() else float(number),
+            str(tensor.dtype).removeprefix("torch."),
+            int(shared.sum()),
+            int(shared.int().argmax()),
         )
 
 

@@ -208,6 +208,8 @@ class SecondLook(Observer):
             birth.implicit_cast = self.is_implicit_cast(op, place)
             birth.exact = rerun_in_float64(func, *arguments, site.output, rng)
             birth.operands = tuple(self._operand(g) for g in given)
+            if op.name in _OF_ONE_ARGUMENT and given and given[0].values.shape == out.shape:
+                birth.argument = given[0].values.detach().cpu()
             birth.constant = largest_scalar(*arguments)
             birth.parents = tuple(sorted(parents))
             self._born_at.setdefault(order, []).append(birth.id)
@@ -286,6 +288,14 @@ class SecondLook(Observer):
         return Step(place.phase, place.module, op.name, source_of(place.line), value, order)
 
 
+_OF_ONE_ARGUMENT = frozenset(
+    f"aten::{name}"
+    for name in (
+        "sqrt", "rsqrt", "log", "log2", "log10", "log1p", "pow", "exp", "exp2", "expm1", "acos", "asin",
+        "acosh", "atanh", "reciprocal",
+    )
+)  # fmt: skip
+"""Ops whose result at an element depends on one number: that number says what went wrong."""
 _MOVES_VALUES = frozenset(
     f"aten::{name}"
     for name in (
