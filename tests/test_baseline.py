@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ampdoctor.cli.baselines import section_of
+from ampdoctor.diagnose.amounts import Amounts
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.gate_result import Accepted, GateResult
 from ampdoctor.diagnose.policy import Policy
@@ -224,7 +225,7 @@ def test_a_line_whose_text_is_not_known_is_told_by_its_function() -> None:
 def test_a_tensor_without_a_line_is_told_by_its_name() -> None:
     batch = overflow(birth())
     for name in ("x", "y"):
-        named = replace(finding(source=None), code="AMP105", module="", op="", evidence={"tensor": name})
+        named = replace(finding(source=None), code="AMP105", module="", op="", tensor=name)
         batch = replace(batch, findings=(*batch.findings, named))
     assert [k.line for k in known(batch).findings if k.code == "AMP105"] == ["x", "y"]
 
@@ -293,23 +294,25 @@ def test_a_finding_that_weighs_more_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "worse", "by"),
+    ("amounts", "worse", "by"),
     [
-        ({"lost_fraction": 0.3}, {"lost_fraction": 0.4}, "40.0 % of the gradient lost instead of 30.0 %"),
-        ({"relative_error": {"w": 0.3}}, {"relative_error": {"w": 0.5}}, "50.0 % off FP32 instead of 30.0 %"),
+        ({"lost": 0.3}, {"lost": 0.4}, "40.0 % of the gradient lost instead of 30.0 %"),
+        ({"drift": 0.3}, {"drift": 0.5}, "50.0 % off FP32 instead of 30.0 %"),
         (
-            {"configured": 8.0, "window": [1.0, 4.0]},
-            {"configured": 16.0, "window": [1.0, 4.0]},
+            {"scale_bits": 1.0},
+            {"scale_bits": 2.0},
             "2.0 bits outside the window instead of 1.0",
         ),
         ({"headroom_bits": 0.9}, {"headroom_bits": 0.3}, "0.3 bits of headroom instead of 0.9"),
     ],
     ids=["lost gradient", "drift", "loss scale", "headroom"],
 )
-def test_every_measure_of_a_finding_counts(evidence: dict[str, Any], worse: dict[str, Any], by: str) -> None:
+def test_every_measure_of_a_finding_counts(
+    amounts: dict[str, float], worse: dict[str, float], by: str
+) -> None:
     report = overflow(birth())
-    before = replace(report, findings=(replace(finding(), evidence=evidence),))
-    now = replace(report, findings=(replace(finding(), evidence=worse),))
+    before = replace(report, findings=(replace(finding(), amounts=Amounts(**amounts)),))
+    now = replace(report, findings=(replace(finding(), amounts=Amounts(**worse)),))
     assert [c.by for c in against(before, now).checks] == [by]
     assert against(now, before).status == "passed"
 
@@ -445,3 +448,14 @@ def test_a_baseline_from_elsewhere_is_said_to_be(changes: dict[str, Any], words:
     now = replace(layer(4.0), environment=environment(**changes))
     gate = against(layer(4.0), now)
     assert [note for note in gate.notes if "baseline" in note] == ([words] if words else [])
+
+
+def test_a_gate_reads_amounts_and_no_evidence() -> None:
+    """What a rule writes into the evidence is for people."""
+    report = overflow(birth(**KNOWN), birth("blocks.2.ff.wo", id=1, order=11, exact_value=None))
+    mute = replace(report, findings=tuple(replace(f, evidence={}) for f in report.findings))
+    judged, without = evaluate(report).gate, evaluate(mute).gate
+    assert judged is not None
+    assert judged == without
+    assert [c.by for c in judged.checks][:1] == ["1.0 bits past 65,504"]
+    assert known(report) == known(mute)

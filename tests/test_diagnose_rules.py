@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import ampdoctor.diagnose.rules
-from ampdoctor.diagnose.amounts import by_how_much
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Finding
@@ -133,7 +132,7 @@ def test_of_births_in_one_place_the_furthest_says_how_bad_it_is() -> None:
     assert finding.message.startswith(
         "The exact value is 70,000; FP16 ends at 65,504. It happens 2 times here, at worst with 262,016."
     )
-    assert by_how_much(finding) == "2.0 bits past 65,504"
+    assert finding.amounts.by == "2.0 bits past 65,504"
 
 
 def test_other_lines_of_the_same_module_are_other_findings() -> None:

@@ -1,103 +1,79 @@
-"""How bad a finding is, in numbers: for a gate's ``by how much``, and to tell whether a known one grew."""
+"""What a finding weighs, in numbers: for a gate's ``by how much``, and to tell whether a known one grew."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.wording import count_words, number, percent, scale
-
-OVERFLOW, HEADROOM, SHARE, LOST, DRIFT, SCALE = (
-    "overflow_bits",
-    "headroom_bits",
-    "share",
-    "lost",
-    "drift",
-    "scale_bits",
-)
+from ampdoctor.facts.words import Value
 
 
-def amounts(finding: Finding) -> dict[str, float]:
-    """{what: how much} for what this finding has a measure of, not rounded.
+@dataclass(frozen=True)
+class Amounts:
+    """What a finding weighs, as the rule that makes it says. None: it has no such measure."""
 
-    ``overflow_bits`` past the end of the format; ``headroom_bits`` left; ``share`` of the tensor's elements
-    that are bad, or of the updates that are lost; ``lost`` of the gradient; ``drift``, the worst relative
-    error; ``scale_bits`` outside the window.
-    """
-    evidence = finding.evidence
-    found = {
-        OVERFLOW: _overflow(evidence),
-        HEADROOM: _number(evidence.get("headroom_bits")),
-        SHARE: _share(evidence),
-        LOST: _number(evidence.get("lost_fraction")),
-        DRIFT: _drift(evidence.get("relative_error")),
-        SCALE: _scale(evidence),
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def by_how_much(finding: Finding) -> str:
-    """``6.1 % past 65,504``, ``0.5 bits left, 1 asked for``; '' for what has no measure."""
-    evidence, known = finding.evidence, amounts(finding)
-    if OVERFLOW in known:
-        bits, end = known[OVERFLOW], number(evidence["largest"])
-        return f"{bits:.1f} bits past {end}" if bits >= 1 else f"{percent(2**bits - 1)} past {end}"
-    if HEADROOM in known:
-        return f"{known[HEADROOM]:.1f} bits left, {evidence.get('limit_bits', 0):g} asked for"
-    if "swallowed" in evidence and SHARE in known:
-        return f"{evidence['swallowed']:,} of {count_words(evidence['moved'], 'update')} lost"
-    if SHARE in known:
-        what = "NaN" if evidence.get("value") == "nan" else "inf"
-        return f"{evidence['count']:,} of {count_words(evidence['numel'], 'element')} {what}"
-    if LOST in known:
-        at = f" at loss scale {scale(evidence['loss_scale'])}" if "loss_scale" in evidence else ""
-        return f"{percent(known[LOST])} of the gradient lost{at}"
-    if DRIFT in known:
-        return f"{percent(known[DRIFT])} off FP32"
-    if SCALE in known:
-        return f"{known[SCALE]:.0f} bits outside the window"
-    if "nan" in evidence and "inf" in evidence:
-        return f"{evidence['nan']:,} NaN, {evidence['inf']:,} inf"
-    if "ceiling" in evidence:
-        return f"overflow above {scale(evidence['ceiling'])}"
-    return ""
+    by: str = ""
+    """The one that tells most, in a few words: ``6.1 % past 65,504``; '' for what has no measure."""
+    overflow_bits: float | None = None
+    """Bits between the end of the format and the largest exact value, or else FP32's."""
+    headroom_bits: float | None = None
+    """Bits left."""
+    share: float | None = None
+    """Of the tensor's elements that are bad, or of the updates that are lost."""
+    lost: float | None = None
+    """Share of the gradient that rounding zeroed."""
+    drift: float | None = None
+    """The worst relative error of a gradient."""
+    scale_bits: float | None = None
+    """Bits between the configured loss scale and the window that works."""
 
 
-def _overflow(evidence: Mapping[str, Any]) -> float | None:
-    """Bits between the largest exact value, or else FP32's, and the largest the format holds."""
-    largest = _number(evidence.get("largest"))
-    if evidence.get("cause") != "range" or largest is None:
-        return None
-    for key in ("furthest_value", "exact_value", "reference_value"):
-        value = _number(evidence.get(key))
-        if value is not None and abs(value) > largest:
-            return math.log2(abs(value) / largest)
-    return None
+NOTHING = Amounts()
 
 
-def _share(evidence: Mapping[str, Any]) -> float | None:
-    count, numel = evidence.get("count"), evidence.get("numel")
-    return count / numel if count and numel else _number(evidence.get("share"))
+def bad_elements(value: Value, count: int, numel: int) -> Amounts:
+    """Elements born bad, of those of their tensor."""
+    if not count or not numel:
+        return NOTHING
+    what = "NaN" if value == "nan" else "inf"
+    return Amounts(f"{count:,} of {count_words(numel, 'element')} {what}", share=count / numel)
 
 
-def _drift(errors: Any) -> float | None:
-    if not isinstance(errors, Mapping):
-        return None
-    return max((e for e in map(_number, errors.values()) if e is not None), default=None)
+def past_the_end(largest: float, exact: float, share: float | None) -> Amounts:
+    """How far ``exact`` lies past the ``largest`` value of a format, and the share of such elements."""
+    bits = math.log2(abs(exact) / largest)
+    past = f"{bits:.1f} bits" if bits >= 1 else percent(2**bits - 1)
+    return Amounts(f"{past} past {number(largest)}", overflow_bits=bits, share=share)
 
 
-def _scale(evidence: Mapping[str, Any]) -> float | None:
-    configured, window = _number(evidence.get("configured")), evidence.get("window")
-    if configured is None or not window:
-        return None
-    low, high = window
-    return max(math.log2(configured / high), math.log2(low / configured), 0.0)
+def headroom_left(bits: float, asked_for: float) -> Amounts:
+    """Headroom, and the limit it is under."""
+    return Amounts(f"{bits:.1f} bits left, {asked_for:g} asked for", headroom_bits=bits)
 
 
-def _number(value: Any) -> float | None:
-    """The value where it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
+def updates_lost(swallowed: int, moved: int) -> Amounts:
+    """Elements that a step moves in FP32 only, of those it moves there."""
+    if not moved:
+        return NOTHING
+    return Amounts(f"{swallowed:,} of {count_words(moved, 'update')} lost", share=swallowed / moved)
+
+
+def gradient_lost(share: float | None, loss_scale: float) -> Amounts:
+    """The share of the gradient that is lost at this scale."""
+    if share is None:
+        return NOTHING
+    return Amounts(f"{percent(share)} of the gradient lost at loss scale {scale(loss_scale)}", lost=share)
+
+
+def off_reference(errors: Iterable[float | None]) -> Amounts:
+    """The worst of these relative errors."""
+    worst = max((e for e in errors if e is not None and math.isfinite(e)), default=None)
+    return NOTHING if worst is None else Amounts(f"{percent(worst)} off FP32", drift=worst)
+
+
+def outside_window(configured: float, low: float, high: float) -> Amounts:
+    """How far a loss scale lies outside the window."""
+    bits = max(math.log2(configured / high), math.log2(low / configured), 0.0)
+    return Amounts(f"{bits:.0f} bits outside the window", scale_bits=bits)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ampdoctor.diagnose.amounts import Amounts, bad_elements, past_the_end
 from ampdoctor.diagnose.cause import RANGE
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.standing import FAULT, HARMLESS, SILENT, JudgedBirth, in_order
@@ -59,6 +60,7 @@ def findings_by_place(
             source=first.birth.line,
             message=message(first) + again + _outcome(first),
             evidence=_evidence(group),
+            amounts=_amounts(group),
             remedy=remedy(first),
             count=len(group),
         )
@@ -97,11 +99,20 @@ def _outcome(judged: JudgedBirth) -> str:
     return ""
 
 
+def _amounts(group: list[JudgedBirth]) -> Amounts:
+    """What the first weighs; how far out of range the furthest of them lies."""
+    birth = group[0].birth
+    bad = bad_elements(birth.value, birth.count, math.prod(birth.shape))
+    fmt = FLOAT_FORMATS.get(birth.dtype)
+    if fmt is None or group[0].cause != RANGE:
+        return bad
+    known = (_furthest(group), birth.exact_value, birth.reference_value)
+    past = next((v for v in known if v is not None and math.isfinite(v) and abs(v) > fmt.max), None)
+    return bad if past is None else past_the_end(fmt.max, past, bad.share)
+
+
 def _evidence(group: list[JudgedBirth]) -> dict[str, Any]:
     birth = group[0].birth
-    numel = 1
-    for size in birth.shape:
-        numel *= size
     fmt = FLOAT_FORMATS.get(birth.dtype)
     samples = sorted({s for j in group for s in j.birth.samples or ()})
     return {
@@ -114,7 +125,7 @@ def _evidence(group: list[JudgedBirth]) -> dict[str, Any]:
         "reference_value": birth.reference_value,
         "largest": fmt.max if fmt else None,
         "count": birth.count,
-        "numel": numel,
+        "numel": math.prod(birth.shape),
         "index": list(birth.index),
         "batches": sorted({j.birth.batch for j in group}),
         "samples": samples or None,

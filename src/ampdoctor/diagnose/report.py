@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampdoctor.diagnose.amounts import NOTHING, Amounts
 from ampdoctor.diagnose.gate_result import Accepted, GateResult, WaiverState
 from ampdoctor.diagnose.wording import step_words
 from ampdoctor.facts.histogram import ExponentHistogram
@@ -35,6 +36,12 @@ class Finding:
     """How many births or tensors at this place the finding stands for."""
     accepted: Accepted | None = None
     """Why it does not count, where a waiver or the gate's baseline accepts it."""
+    amounts: Amounts = NOTHING
+    """What it weighs."""
+    whole_scan: bool = False
+    """It speaks once for the whole scan, whatever module it names; else for its place."""
+    tensor: str = ""
+    """The weight, buffer or batch tensor it is about, where no line is; else ''."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampdoctor.diagnose.amounts import amounts
 from ampdoctor.diagnose.gate_result import Check
 from ampdoctor.diagnose.report import Finding, LayerRow, Report
 from ampdoctor.facts.trace import Environment
@@ -92,7 +91,7 @@ def key_of(finding: Finding) -> Key:
     """What tells the finding from others, whatever happens to other lines and calls."""
     source = finding.source
     line = "" if source is None else " ".join(source.text.split()) or source.function
-    line = line or str(finding.evidence.get("tensor", ""))  # a weight or a batch: it has a name and no line
+    line = line or finding.tensor  # a weight or a batch: it has a name and no line
     return finding.code, finding.module, finding.op, line
 
 
@@ -117,9 +116,10 @@ def known_finding(group: Sequence[Finding]) -> KnownFinding:
     """Findings with one key as one entry: the worst of each figure."""
     worst: dict[str, float] = {}
     for finding in group:
-        for name, value in amounts(finding).items():
-            better = min if name == "headroom_bits" else max
-            worst[name] = better(worst.get(name, value), value)
+        for name, value in vars(finding.amounts).items():
+            if isinstance(value, float):
+                better = min if name == "headroom_bits" else max
+                worst[name] = better(worst.get(name, value), value)
     figures: dict[str, Any] = {name: _rounded(name, value) for name, value in worst.items()}
     severity = min((f.severity for f in group), key=SEVERITIES.index)
     return KnownFinding(*key_of(group[0]), severity, len(group), **figures)

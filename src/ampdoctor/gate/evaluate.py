@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ampdoctor.diagnose.amounts import by_how_much
 from ampdoctor.diagnose.gate_result import (
     FAILED,
     NOT_MEASURED,
@@ -105,7 +104,7 @@ def _judge_findings(report: Report, rules: GateRules, known: Known | None) -> _F
         if worse:
             checks.append(_check(group[0], "worse", worse))
         else:
-            checks += [_check(finding, "finding", by_how_much(finding)) for finding in group]
+            checks += [_check(finding, "finding", finding.amounts.by) for finding in group]
     return _Findings(tuple(checks), tuple(failing), tuple(accepted))
 
 

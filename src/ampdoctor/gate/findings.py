@@ -9,8 +9,6 @@ from ampdoctor.diagnose.gate_result import Accepted, Check
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.facts.words import SEVERITIES
 
-_PER_SCAN = ("AMP203", "AMP205", "AMP206")
-"""Rules that speak once for the whole scan, whatever module they name."""
 _REMEDY = "Find the change that did it. If it is meant: another limit, a waiver, or a new baseline."
 
 
@@ -48,7 +46,7 @@ def _says(finding: Finding, check: Check) -> bool:
     """True for a finding that tells of the broken limit already."""
     if finding.accepted is not None or finding.code != check.code:
         return False
-    return finding.module == check.module or (not check.module and check.code in _PER_SCAN)
+    return finding.module == check.module or (not check.module and finding.whole_scan)
 
 
 def _finding_of(check: Check) -> Finding:

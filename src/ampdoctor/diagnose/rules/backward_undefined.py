@@ -105,6 +105,7 @@ def _masked_input(reading: Reading, basis: JudgedBirth) -> Iterator[Finding]:
             "samples": list(fault.samples) if fault.samples else None,
             "reaches_gradients": list(basis.reaches_gradients),
         },
+        tensor=fault.tensor,
         remedy="Replace missing values before they meet the prediction (torch.where on the label).",
     )
 

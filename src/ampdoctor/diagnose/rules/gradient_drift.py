@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.amounts import off_reference
 from ampdoctor.diagnose.outcome import find_pass, is_healthy
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
@@ -74,6 +75,8 @@ def check(reading: Reading) -> Iterable[Finding]:
             f"worst {worst.name}, off by {percent(worst.relative_error)}"
             f"{'' if worst.cosine is None else f' (cosine {number(worst.cosine)})'}."
         ),
+        amounts=off_reference(p.relative_error for p in found),
+        whole_scan=True,
         evidence={"batch": batch, "relative_error": {p.name: p.relative_error for p in found}},
         remedy=(
             "Look for digits lost in forward: differences of nearly equal numbers, 1 - p, long sums in "

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.amounts import gradient_lost
 from ampdoctor.diagnose.outcome import GradientDamage, find_pass, is_healthy
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
@@ -74,6 +75,8 @@ def check(reading: Reading) -> Iterable[Finding]:
                 "parameters": {p.name: lost_fraction(p) for p in damage.damaged},
                 "limit": reading.policy.gradient_underflow,
             },
+            amounts=gradient_lost(damage.lost_fraction, candidate.loss_scale),
+            whole_scan=True,
             remedy=_remedy(reading, candidate.loss_scale),
         ),
     )

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.amounts import Amounts
 from ampdoctor.diagnose.birth_findings import (
     births_of,
     findings_by_place,
@@ -86,6 +87,7 @@ def _pulled_apart(scales: ScaleReading) -> Iterable[Finding]:
             "overflows": {"module": high.site.module, "op": high.site.op},
             "underflows": {"module": low.site.module, "op": low.site.op, "line": source_place(low.source)},
         },
+        amounts=Amounts(f"overflow above {scale(2.0**ceiling)}"),
         remedy=f"{'; or '.join(helps)}." if helps else "Scale the two loss terms apart.",
     )
 

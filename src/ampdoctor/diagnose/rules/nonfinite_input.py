@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ampdoctor.diagnose.amounts import Amounts
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import INPUT, JudgedBirth
@@ -101,6 +102,8 @@ def _finding(bad: BadTensor, severity: Severity) -> Finding:
             "index": list(bad.index),
             "samples": list(bad.samples) if bad.samples else None,
         },
+        amounts=Amounts(f"{bad.nan:,} NaN, {bad.inf:,} inf"),
+        tensor=bad.name,
         remedy=_REMEDIES[bad.kind].format(samples=samples or "what holds it"),
     )
 

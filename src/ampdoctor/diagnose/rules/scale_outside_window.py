@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.amounts import outside_window
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.scale_window import ScaleReading, Window
@@ -63,6 +64,8 @@ def check(reading: Reading) -> Iterable[Finding]:
             "recommended": 2.0**scales.recommended,
             "verified": scales.verified,
         },
+        amounts=outside_window(configured, low, high),
+        whole_scan=True,
         remedy=f"torch.amp.GradScaler(init_scale={2.0**scales.recommended:.0f}).",
     )
 

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ampdoctor.diagnose.amounts import updates_lost
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.updates import UpdateDamage, eps_breaks, share, update_damage
@@ -115,6 +116,7 @@ def _finding(severity: Severity, step: OptimizerStep, damage: UpdateDamage, mess
             "non_finite": {u.name: u.nan + u.inf for u in damage.broken},
             "op": step.birth.site.op if damage.broken and step.birth and step.birth.site else None,
         },
+        amounts=updates_lost(damage.swallowed, damage.moved),
         remedy=_REMEDY,
     )
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.amounts import headroom_left
 from ampdoctor.diagnose.headroom import headroom_bits
 from ampdoctor.diagnose.masks import is_mask
 from ampdoctor.diagnose.report import Finding
@@ -78,6 +79,7 @@ def _finding(record: SiteRecord, reading: Reading) -> Finding:
             "largest": largest,
             "dtype": stats.dtype,
         },
+        amounts=headroom_left(bits, reading.policy.headroom_of(record.site.module)),
         remedy="Watch this layer, scale its values down, or keep it in FP32 before a batch overflows.",
     )
 
