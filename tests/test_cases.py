@@ -49,10 +49,8 @@ OF_THE_SCALE = [case for case in CASES if case.kind in ("backward-overflow-scale
 NOT_YET = frozenset(
     (
         "encodec_ema",
-        "fft_half_pow2",
         "fp8_fakequant",
         "fwd_drift_none",
-        "mse_half_intermediate",
         "muon_ns_half",
         "nograd_then_grad_mv",
         "own_autocast_as_built",

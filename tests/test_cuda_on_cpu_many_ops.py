@@ -124,10 +124,12 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "in place": lambda x, y: x.clone().mul_(3).add_(x).div_(7),
 }
 SEVERAL_ROUNDINGS = {
-    "in place", "instance_norm", "cross_entropy", "bce with logits", "logsumexp", "einsum", "grid_sample",
+    "in place", "instance_norm", "cross_entropy", "bce with logits", "einsum", "grid_sample",
     "addcdiv", "log", "sqrt", "rsqrt", "attention", "clamp",
 }  # fmt: skip
 """More than one op, or float32 inside that is itself not exact to a half step of the result."""
+STORED_INSIDE = {"logsumexp"}
+"""Four roundings, the first of exponentials whose error the logarithm of a small sum magnifies."""
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -143,7 +145,7 @@ def test_results_are_the_exact_ones_rounded_once_in_the_layout_of_the_cpus_own(
     exact = OPS[name](x.double(), y.double())
     bits = 10 if dtype is HALF else 7
     step = 2.0 ** (exact.abs().clamp(min=2.0**-14).log2().floor() - bits)
-    allowed = 2.0 if name in SEVERAL_ROUNDINGS else 0.501
+    allowed = 4.0 if name in STORED_INSIDE else 2.0 if name in SEVERAL_ROUNDINGS else 0.501
     finite = exact.isfinite()
     error = ((emulated.double() - exact).abs() / step)[finite & exact.abs().le(65504)]
     assert error.numel() == 0 or error.max().item() <= allowed

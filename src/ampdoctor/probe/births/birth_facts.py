@@ -106,10 +106,10 @@ def _exact_at(birth: Newborn, where: int) -> tuple[float | None, Rerun]:
 
 def _samples(birth: Newborn, batch_size: int | None) -> tuple[int, ...] | None:
     """The samples of the elements born bad, where the first dimension counts samples."""
-    shape = birth.mask.shape
-    if batch_size is None or not shape or shape[0] != batch_size:
+    mask = birth.mask if birth.inside is None else birth.inside
+    if batch_size is None or not mask.shape or mask.shape[0] != batch_size:
         return None
-    rows = birth.mask.reshape(batch_size, -1).any(1)
+    rows = mask.reshape(batch_size, -1).any(1)
     return tuple(int(i) for i in torch.nonzero(rows).flatten())
 
 

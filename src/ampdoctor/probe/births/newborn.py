@@ -42,6 +42,8 @@ class Newborn:
     """The elements born bad, on the host; shape as in ``shape``."""
     exact: Tensor | None
     """The op's output in float64 on the host, same shape; None where it could not be run."""
+    inside: Tensor | None = None
+    """The elements of what the op stores inside, where that went bad first: a loss is one number."""
     operands: tuple[Operand, ...] = ()
     argument: Tensor | None = None
     """What an op of one argument was given, on the host, same shape; None for other ops."""

@@ -207,6 +207,8 @@ class SecondLook(Observer):
             birth.order, birth.site, birth.place = order, site, place
             birth.implicit_cast = self.is_implicit_cast(op, place)
             birth.exact = rerun_in_float64(func, *arguments, site.output, rng)
+            bad_inside = (~torch.isfinite(readable(t)) for t in self.stored)
+            birth.inside = next((m.cpu() for m in bad_inside if bool(m.any())), None)
             birth.operands = tuple(self._operand(g) for g in given)
             if op.name in _OF_ONE_ARGUMENT and given and given[0].values.shape == out.shape:
                 birth.argument = given[0].values.detach().cpu()

@@ -18,13 +18,11 @@ from ampdoctor.probe.cuda.decomposed_rnns import decomposed_rnns
 from ampdoctor.probe.cuda.device_tensors import named_devices_count
 from ampdoctor.probe.cuda.dispatcher_kernels import aten_overload, kernels_installed
 from ampdoctor.probe.cuda.dispatcher_policy import installed_policies
+from ampdoctor.probe.cuda.half_ffts import half_ffts
+from ampdoctor.probe.cuda.refusal import EmulatedRefusal
 
 _KEY = "AutocastCPU"
 _Kernel = Callable[..., Any]
-
-
-class EmulatedRefusal(RuntimeError):
-    """CUDA's autocast refuses this op; the emulation refuses it in CUDA's place."""
 
 
 @contextmanager
@@ -41,6 +39,7 @@ def cuda_autocast_policy() -> Iterator[None]:
         undo.callback(_close)
         _open.append(True)
         undo.enter_context(decomposed_rnns())
+        undo.enter_context(half_ffts())
         undo.enter_context(kernels_installed(_kernels()))
         undo.enter_context(cuda_calls_mean_cpu(on_cache_cleared=_casts.clear))
         undo.enter_context(named_devices_count())

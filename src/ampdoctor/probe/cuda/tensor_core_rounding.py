@@ -13,13 +13,18 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from ampdoctor.probe.cuda.autocast_policy import EmulatedRefusal
 from ampdoctor.probe.cuda.device_tensors import has_memory, is_placed, place, read_in_float32
+from ampdoctor.probe.cuda.half_ffts import TRANSFORMS, transform_steps
 from ampdoctor.probe.cuda.op_kinds import Arithmetic, OpKind, classify
+from ampdoctor.probe.cuda.refusal import EmulatedRefusal
+from ampdoctor.probe.cuda.stored_in_half import STEPS, Stored
 
 _HALF, _BRAIN, _SINGLE = torch.float16, torch.bfloat16, torch.float32
 _LOW = (_HALF, _BRAIN)
 _NO_KERNEL = "not implemented for"
+_NO_COMPLEX_HALF = frozenset(f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution"))
+"""Products, which have no kernel for complex32 on CUDA either (AT_DISPATCH in ATen/native/cuda/Blas.cpp);
+for half and bfloat16 the CPU has one."""
 
 
 class Emulated(NamedTuple):
@@ -33,6 +38,8 @@ class Emulated(NamedTuple):
     how: str
     """``native``: the CPU's own kernel; ``rounded``: float32 inside, rounded once; ``no half kernel``: the
     same, because the CPU has none; ``left``: only the CPU's own kernel could run what should be rounded."""
+    stored: tuple[Tensor, ...] = ()
+    """What CUDA stores in half inside the op, in order (in float32 here)."""
 
 
 _kinds: dict[OpOverload, OpKind] = {}
@@ -56,6 +63,8 @@ def _run(
 ) -> Emulated:
     if kind.arithmetic is Arithmetic.CASTS:
         return _cast(func, kind, args, kwargs)
+    if func in TRANSFORMS and operands[0].dtype in (_HALF, torch.complex32):
+        return _transformed(func, *args)
     if kind.arithmetic is Arithmetic.FAILS:
         return _native(func, args, kwargs)
     if kind.arithmetic is Arithmetic.MOVES or (
@@ -65,7 +74,7 @@ def _run(
     rounding = _rounding(kind, operands, args, kwargs)
     if rounding is None:
         return _moved(func, kind, args, kwargs)
-    if not all(map(has_memory, operands)):
+    if not all(map(has_memory, operands)) and not _is_sparse_product(kind, operands):
         return _native(func, args, kwargs, how="left")
     if kind.arithmetic is Arithmetic.REFUSED:
         raise EmulatedRefusal(f"CUDA has no {rounding.dtype} kernel for {kind.name}")
@@ -87,13 +96,22 @@ def _moved(func: OpOverload, kind: OpKind, args: Sequence[Any], kwargs: Mapping[
     except RuntimeError as error:
         if _NO_KERNEL not in str(error):
             raise
-        low = next((t.dtype for t in _tensors(args, kwargs) if t.dtype in _LOW), None)
-        if low is None:
+        dtypes = [_HALF if t.dtype is torch.complex32 else t.dtype for t in _tensors(args, kwargs)]
+        low = next((dtype for dtype in dtypes if dtype in _LOW), None)
+        if low is None or kind.name in _NO_COMPLEX_HALF:
             raise
         emulated = _computed(func, kind, _Rounding(low, False), args, kwargs, "no half kernel")
         if emulated is None:
             raise
         return emulated
+
+
+def _transformed(func: OpOverload, signal: Tensor, *how: Any) -> Emulated:
+    store = Stored(_HALF)
+    wide = transform_steps(store, func, signal.to(torch.complex64 if signal.is_complex() else _SINGLE), *how)
+    if wide.is_complex():
+        return Emulated(wide.to(torch.complex32), (None,), "rounded", tuple(store.values))
+    return Emulated(wide.to(_HALF), (wide,), "rounded", tuple(store.values))
 
 
 def _cast(func: OpOverload, kind: OpKind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Emulated:
@@ -184,8 +202,10 @@ def _computed(
             _replace(kind, kind.dtype_argument, wide_args, wide_kwargs, _SINGLE)
         elif wanted is not None:
             keep = True
+    store = Stored(low)
+    steps = STEPS.get(kind.name) if not kind.writes else None
     try:
-        outputs = func(*wide_args, **wide_kwargs)
+        outputs = steps(store, *wide_args, **wide_kwargs) if steps else func(*wide_args, **wide_kwargs)
     except Exception:  # whatever is wrong, the CPU's own kernel says it in the user's dtype
         return None
     written = {
@@ -198,7 +218,7 @@ def _computed(
         return Emulated(None, tuple(t for exact in written.values() for t in exact), how)
     if isinstance(outputs, Tensor):
         result, exact = _result(kind, 0, outputs, low, keep, args, kwargs, written)
-        return Emulated(result, (exact,), how)
+        return Emulated(result, (exact,), how, tuple(store.values))
     if not isinstance(outputs, (tuple, list)):
         return Emulated(outputs, (), how)
     results: list[Any] = []
@@ -263,6 +283,8 @@ def _widened(value: Any, rounding: _Rounding) -> Any:
     if isinstance(value, Tensor):
         if value.dtype is rounding.dtype:
             return value.to(_SINGLE)
+        if value.dtype is torch.complex32:
+            return value.to(torch.complex64)
         if value.ndim == 0 and rounding.scalars_first and value.is_floating_point():
             return value.to(rounding.dtype).to(_SINGLE)
         return value.to(_SINGLE) if value.dtype in _LOW else value
@@ -287,6 +309,18 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         elif isinstance(value, (list, tuple)):
             found.extend(v for v in value if isinstance(v, Tensor))
     return found
+
+
+def _is_sparse_product(kind: OpKind, operands: list[Tensor]) -> bool:
+    """cuSPARSE's products compute in float32 (ATen/native/sparse/cuda/SparseBlasImpl.cpp); the CPU's have no
+    half kernel for compressed rows."""
+    return kind.name in _SPARSE_PRODUCTS and all(
+        type(t) is Tensor and t.is_cpu and (t.layout in _SPARSE or has_memory(t)) for t in operands
+    )
+
+
+_SPARSE_PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "mv", "addmm", "addmv", "_sparse_mm"))
+_SPARSE = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
 
 
 def _argument(kind: OpKind, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

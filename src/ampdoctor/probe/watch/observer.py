@@ -93,6 +93,8 @@ class Observer(TorchDispatchMode):
         self.opaque_ops: dict[str, None] = {}
         self.left_ops: dict[str, None] = {}
         """Ops in half precision that the emulation had to leave to the CPU's own kernel."""
+        self.stored: tuple[Tensor, ...] = ()
+        """What the last op stored inside in low precision, where that is emulated."""
         self.modules_seen: set[str] = set()
         """Modules inside which at least one op ran."""
         self._ops: dict[AnyOp, Op] = {}
@@ -188,6 +190,7 @@ class Observer(TorchDispatchMode):
         except Exception as error:
             self._ops_own = error
             raise
+        self.stored = result.stored
         if result.how == "left":
             self.left_ops[func._schema.name] = None
         made = results(func, args, kwargs, result.outputs)
