@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ampdoctor.diagnose.gate_result import PASSED, WaiverState
+from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.report import Report
 from ampdoctor.render import FORMATS, MANY, Options
 from hostile import (
@@ -128,7 +129,7 @@ def test_a_files_name_is_one_property(file: str) -> None:
 
 
 def test_nothing_measured_is_an_error() -> None:
-    nothing = replace(clean(), verdict="not-measured", sentence="NOT MEASURED. Nothing ran.")
+    nothing = replace(clean(), verdict="not-measured", headline=Headline("NOT MEASURED.", "Nothing ran."))
     (command,) = commands(nothing)
     assert command == {
         "level": "error",

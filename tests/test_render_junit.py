@@ -10,6 +10,7 @@ import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from ampdoctor.diagnose.gate_result import PASSED
+from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.report import Report
 from ampdoctor.errors import ConfigError
 from ampdoctor.render import FORMATS, MANY, Options
@@ -61,7 +62,9 @@ def test_a_report_without_rules_is_no_empty_suite() -> None:
 
 
 def test_nothing_measured_is_an_error_and_no_rule_passes() -> None:
-    nothing = replace(clean(), verdict="not-measured", sentence="NOT MEASURED. Nothing ran.", findings=())
+    nothing = replace(
+        clean(), verdict="not-measured", headline=Headline("NOT MEASURED.", "Nothing ran."), findings=()
+    )
     (case,) = cases(nothing).values()
     (error,) = case.result
     assert isinstance(error, Error)

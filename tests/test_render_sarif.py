@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from ampdoctor.diagnose.gate_result import WaiverState
+from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.facts.site import Site
@@ -69,7 +70,7 @@ ALL = [
     many(12),
     accepted(),
     unchecked(),
-    replace(clean(), verdict="not-measured", sentence="NOT MEASURED. Nothing ran."),
+    replace(clean(), verdict="not-measured", headline=Headline("NOT MEASURED.", "Nothing ran.")),
     replace(sick(), interrupted=True),
     *hostile_reports(),
 ]
@@ -160,7 +161,9 @@ def test_the_emulation_is_no_alert() -> None:
 
 
 def test_nothing_measured_is_no_success() -> None:
-    nothing = replace(clean(), verdict="not-measured", sentence="NOT MEASURED. Nothing ran.", findings=())
+    nothing = replace(
+        clean(), verdict="not-measured", headline=Headline("NOT MEASURED.", "Nothing ran."), findings=()
+    )
     (invocation,) = log(nothing)["runs"][0]["invocations"]
     assert invocation == {
         "executionSuccessful": False,

@@ -32,7 +32,7 @@ def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY, config: str = "") ->
     return Report(
         environment=trace.environment,
         verdict=reading.verdict,
-        sentence=sentence_of(reading, fault),
+        headline=sentence_of(reading, fault),
         first_fault=fault,
         run_up=run_up(reading),
         losses=_losses(trace),

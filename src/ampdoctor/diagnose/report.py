@@ -8,6 +8,7 @@ from typing import Any
 
 from ampdoctor.diagnose.amounts import NOTHING, Amounts
 from ampdoctor.diagnose.gate_result import Accepted, GateResult, WaiverState
+from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.wording import step_words
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.site import Source
@@ -242,7 +243,7 @@ class Report:
 
     environment: Environment
     verdict: Verdict
-    sentence: str
+    headline: Headline
     """The verdict in one sentence."""
     first_fault: FirstFault | None
     run_up: tuple[RunUpRow, ...]
@@ -271,6 +272,11 @@ class Report:
     """Those of the config, with what they still do."""
     gate: GateResult | None = None
     """The gate's word on it; None for a report that no gate has judged."""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        return str(self.headline)
 
     def to_dict(self) -> dict[str, Any]:
         """The document ``ampdoctor.report/1``: None where a figure does not exist, NaN and inf as words."""

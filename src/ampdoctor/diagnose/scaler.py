@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Any
 
+from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.rules import half_parameters_with_scaler
 from ampdoctor.diagnose.scaler_report import ScalerReport, SkipGroup
 from ampdoctor.diagnose.scaler_words import notes_of, remedy_of, sentence_of
@@ -33,7 +34,7 @@ def judge_scaler(
     report = ScalerReport(
         run=run,
         outcome=outcome,
-        sentence="",
+        headline=Headline(""),
         level=taken[-1].scale if taken and outcome not in ("collapses", "breaks-weights") else None,
         at_start=at_start,
         later=len(skipped) - at_start,
@@ -47,7 +48,7 @@ def judge_scaler(
         remedy="",
         notes=(),
     )
-    report = replace(report, sentence=sentence_of(report), remedy=remedy_of(report))
+    report = replace(report, headline=sentence_of(report), remedy=remedy_of(report))
     return replace(report, notes=tuple(notes_of(report)))
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.facts.scaler_policies import Replay
 from ampdoctor.facts.store import to_json
@@ -40,7 +41,7 @@ class ScalerReport:
     ``still-falling``: it has a level that the run was too short to reach; ``settles-below-1``: it found its
     level, where small gradients become zero; ``settles``; ``steady``: nothing skipped, nothing grown;
     ``rising``: nothing skipped, and it grew; ``not-measured``."""
-    sentence: str
+    headline: Headline
     level: float | None
     """The scale it settled at: the last one at which a step was taken; None where there is none."""
     at_start: int
@@ -57,6 +58,11 @@ class ScalerReport:
     remedy: str
     notes: tuple[str, ...]
 
+    @property
+    def sentence(self) -> str:
+        """The outcome in a sentence or two."""
+        return str(self.headline)
+
     def to_dict(self) -> dict[str, Any]:
         """The document ``ampdoctor.scaler/1``."""
         run = self.run
@@ -67,7 +73,7 @@ class ScalerReport:
             "tool": {"version": version},
             "environment": {**environment, "torch": torch, "seed": run.seed},
             "outcome": self.outcome,
-            "summary": self.sentence,
+            "summary": str(self.headline),
             "optimizer": run.optimizer,
             "parameter_dtypes": list(run.parameter_dtypes),
             "settings": to_json(run.settings),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.scaler_report import ScalerReport
 from ampdoctor.diagnose.wording import count_words, listing, scale
 from ampdoctor.scales.powers_of_two import HIGHEST
@@ -13,47 +14,52 @@ _SHORT_INTERVAL = 20
 """A growth interval that shows the scale grow in a run of a few hundred steps."""
 
 
-def sentence_of(report: ScalerReport) -> str:
+def sentence_of(report: ScalerReport) -> Headline:
     """The outcome in a sentence or two."""
     run = report.run
     start, steps = scale(run.settings.init_scale), count_words(len(run.steps), "step")
     match report.outcome:
         case "refused":
-            return f"REFUSED. torch's GradScaler does not take these gradients: {run.refusal}"
+            return Headline("REFUSED.", f"torch's GradScaler does not take these gradients: {run.refusal}")
         case "breaks-weights":
             step = run.steps[-1].step
-            return (
-                f"WEIGHTS BROKEN in step {step}. GradScaler let it through, and it left "
-                f"{listing(run.broken_weights)} non-finite."
+            return Headline(
+                f"WEIGHTS BROKEN in step {step}.",
+                f"GradScaler let it through, and it left {listing(run.broken_weights)} non-finite.",
             )
         case "collapses" if report.hopeless == len(run.steps):
-            return (
-                f"COLLAPSES. No loss scale makes any of {steps} finite: {start} became "
-                f"{scale(run.final_scale)}, and nothing was learned."
+            return Headline(
+                "COLLAPSES.",
+                f"No loss scale makes any of {steps} finite: {start} became "
+                f"{scale(run.final_scale)}, and nothing was learned.",
             )
         case "collapses":
-            return (
-                f"COLLAPSES. {report.hopeless:,} of {steps} are not finite at any loss scale, and each "
-                f"lowers it: {start} became {scale(run.final_scale)}."
+            return Headline(
+                "COLLAPSES.",
+                f"{report.hopeless:,} of {steps} are not finite at any loss scale, and each "
+                f"lowers it: {start} became {scale(run.final_scale)}.",
             )
         case "still-falling":
-            return f"STILL FALLING. {_skipped(report)}, and the scale is at {scale(run.final_scale)}."
+            return Headline(
+                "STILL FALLING.", f"{_skipped(report)}, and the scale is at {scale(run.final_scale)}."
+            )
         case "settles-below-1":
-            return (
-                f"SETTLES BELOW 1, at {scale(report.level or 0.0)}. No loss scale of 1 or more works, and "
-                "below 1 gradients become zero that the format could hold."
+            return Headline(
+                f"SETTLES BELOW 1, at {scale(report.level or 0.0)}.",
+                "No loss scale of 1 or more works, and "
+                "below 1 gradients become zero that the format could hold.",
             )
         case "settles":
-            return f"SETTLES at {scale(report.level or 0.0)}. {_skipped(report)}."
+            return Headline(f"SETTLES at {scale(report.level or 0.0)}.", f"{_skipped(report)}.")
         case "steady":
-            return f"STEADY at {start}. None of {steps} is skipped{_room(report)}."
+            return Headline(f"STEADY at {start}.", f"None of {steps} is skipped{_room(report)}.")
         case "rising":
-            return (
-                f"RISING. None of {steps} is skipped, and the scale grows from {start} to "
-                f"{scale(run.final_scale)}."
+            return Headline(
+                "RISING.",
+                f"None of {steps} is skipped, and the scale grows from {start} to {scale(run.final_scale)}.",
             )
         case _:
-            return "NOT MEASURED. The run ended before its first step did."
+            return Headline("NOT MEASURED.", "The run ended before its first step did.")
 
 
 def _skipped(report: ScalerReport) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ampdoctor.diagnose.gate_result import GateResult
+from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.report import LossScale, Report
 from ampdoctor.facts.trace import Environment
 from ampdoctor.facts.words import GateStatus
@@ -28,7 +29,7 @@ def unmeasured(title: str, reason: str, status: GateStatus, tool_version: str, c
     return Report(
         environment=environment,
         verdict="not-measured",
-        sentence=f"NOT MEASURED. {reason}",
+        headline=Headline("NOT MEASURED.", reason),
         first_fault=None,
         run_up=(),
         losses=(),

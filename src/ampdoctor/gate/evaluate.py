@@ -154,7 +154,7 @@ def _without_doubles(limits: Sequence[Check], findings: Sequence[Check]) -> Iter
 def _why_not(report: Report) -> str:
     if report.interrupted:
         return "The scan was interrupted: what came after was not measured."
-    return report.sentence.removeprefix("NOT MEASURED. ")
+    return report.headline.rest
 
 
 def _verdict_note(status: GateStatus, report: Report) -> Iterator[str]:

@@ -57,10 +57,9 @@ def _overview(report: Report, options: Options, gated: bool) -> tuple[str, ...]:
 
 
 def _document(report: Report, options: Options) -> Iterator[str]:
-    head, dot, rest = report.sentence.partition(". ")
     yield f"## ampdoctor: {code(subject(report, options))}"
     yield ""
-    yield f"**{escaped(head + dot.rstrip())}** {escaped(rest)}".rstrip()
+    yield f"**{escaped(report.headline.head)}** {escaped(report.headline.rest)}".rstrip()
     if report.gate is not None:
         yield ""
         yield from gate_lines(report, report.gate, options)

@@ -18,7 +18,7 @@ from ampdoctor.render.layers_text import layers_section
 from ampdoctor.render.loss_scale_text import loss_scale_section
 from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
-from ampdoctor.render.words import words
+from ampdoctor.render.words import headline_words, words
 
 _LABEL_WIDTH = 10
 _VERDICT_STYLE = {"clean": "bold green", "not-measured": "bold yellow"}
@@ -63,9 +63,7 @@ def environment_words(environment: Environment, options: Options) -> str:
 
 
 def _verdict(report: Report) -> Text:
-    head, dot, rest = report.sentence.partition(". ")
-    style = _VERDICT_STYLE.get(report.verdict, "bold red")
-    return words((head + dot.rstrip(), style), " " if rest else "", rest)
+    return headline_words(report.headline, _VERDICT_STYLE.get(report.verdict, "bold red"))
 
 
 def _sections(report: Report, options: Options) -> Iterator[RenderableType]:

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from rich.text import Text
 
+from ampdoctor.diagnose.headline import Headline
 from ampdoctor.facts.site import Source
 from ampdoctor.render.options import Options
 
@@ -24,6 +25,11 @@ def words(*parts: str | tuple[str, str], style: str = "") -> Text:
         else:
             line.append(plain(part))
     return line
+
+
+def headline_words(headline: Headline, style: str) -> Text:
+    """The sentence, its head in this style."""
+    return words((headline.head, style), " " if headline.rest else "", headline.rest)
 
 
 def source_path(source: Source, options: Options) -> str:

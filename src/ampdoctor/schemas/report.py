@@ -19,13 +19,15 @@ def report_schema() -> Json:
     special: dict[str, Json] = {
         "environment": whole(environment, class_doc(Environment)),
         "first_fault": nullable(_first_fault(definitions)),
+        "headline": described({"type": "string"}, Report.sentence.__doc__ or ""),
         "parameters": {"type": "array", "items": _parameter(definitions)},
     }
-    keys = _renamed(own, {"sentence": "summary", "config": None})
+    own |= special
+    keys = _renamed(own, {"headline": "summary", "config": None})
     document = {
         "schema": {"const": SCHEMA},
         "tool": whole({"version": {"type": "string"}}),
-        **{key: special.get(key, schema) for key, schema in keys.items()},
+        **keys,
     }
     body = whole(document, "Keys may be added within this version; none is removed or changed.")
     title = f"{SCHEMA}: the report of a scan"

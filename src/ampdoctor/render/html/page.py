@@ -72,14 +72,13 @@ def _body(view: Mapping[str, Any]) -> Markup:
 
 def _view(report: Report, options: Options) -> dict[str, Any]:
     """Everything that the templates name."""
-    head, dot, rest = report.sentence.partition(". ")
     return {
         "report": report,
         "fault": report.first_fault,
         "environment": report.environment,
         "where": environment_words(report.environment, options),
-        "head": head + dot.rstrip(),
-        "rest": rest,
+        "head": report.headline.head,
+        "rest": report.headline.rest,
         "tone": _TONE.get(report.verdict, "bad"),
         "sweep": sweep_chart(report),
         "gradients": gradient_chart(report),

@@ -18,7 +18,7 @@ from ampdoctor.render.options import Options
 from ampdoctor.render.scaler.curve import ASCII, UNICODE, draw
 from ampdoctor.render.terminal import as_text
 from ampdoctor.render.text import header, labelled
-from ampdoctor.render.words import source_path, words
+from ampdoctor.render.words import headline_words, source_path, words
 
 _LABEL = 9
 """Columns of a label: ``4,194,304``."""
@@ -40,7 +40,7 @@ def document(report: ScalerReport, options: Options) -> RenderableType:
 
 
 def _sections(report: ScalerReport, options: Options) -> Iterator[RenderableType]:
-    yield _sentence(report)
+    yield headline_words(report.headline, _STYLES.get(report.outcome, "bold red"))
     if report.run.steps:
         yield _curve(report, options)
     if report.skips:
@@ -52,12 +52,6 @@ def _sections(report: ScalerReport, options: Options) -> Iterator[RenderableType
     if report.replays:
         yield _policies(report)
     yield _closing(report)
-
-
-def _sentence(report: ScalerReport) -> Text:
-    head, dot, rest = report.sentence.partition(". ")
-    style = _STYLES.get(report.outcome, "bold red")
-    return words((head + dot.rstrip(), style), " " if rest else "", rest)
 
 
 def _curve(report: ScalerReport, options: Options) -> Text:
