@@ -12,7 +12,9 @@ from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.standing import FAULT, HARMLESS, SILENT, JudgedBirth, in_order
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import (
+    count_words,
     format_name,
+    listing,
     number,
     place,
     sample_words,
@@ -89,6 +91,9 @@ def _worse(group: list[JudgedBirth]) -> str:
 
 def _outcome(judged: JudgedBirth) -> str:
     """What became of it, where it is not simply the loss or a gradient that turns bad."""
+    if judged.spoils_buffers and not (judged.reaches_loss or judged.reaches_gradients):
+        where = f"{count_words(len(judged.spoils_buffers), 'buffer')} ({listing(judged.spoils_buffers, 2)})"
+        return f" Loss and gradients of this step are finite; it stays in {where}, read by the next step."
     taken_in = judged.birth.absorbed_at
     by = f" by {short_op(taken_in.op)} ({place(taken_in.module)})" if taken_in else ""
     if judged.standing == HARMLESS:
@@ -132,6 +137,7 @@ def _evidence(group: list[JudgedBirth]) -> dict[str, Any]:
         "loss_scale": birth.loss_scale,
         "reaches_loss": group[0].reaches_loss,
         "reaches_gradients": list(group[0].reaches_gradients),
+        "spoils_buffers": list(group[0].spoils_buffers),
     }
 
 

@@ -64,6 +64,7 @@ def _from_birth(judged: JudgedBirth, trace: Trace) -> FirstFault:
         path=birth.path,
         reaches_loss=judged.reaches_loss,
         reaches_gradients=judged.reaches_gradients,
+        spoils_buffers=judged.spoils_buffers,
         absorbed_at=birth.absorbed_at,
         tensor="",
     )

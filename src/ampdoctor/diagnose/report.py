@@ -86,6 +86,8 @@ class FirstFault:
     """The weight, buffer or batch tensor that was bad from the start; '' for a value an op made."""
     backward_source: Source | None = None
     """For a fault in a backward that the user wrote: the line there; ``source`` is the forward line."""
+    spoils_buffers: tuple[str, ...] = ()
+    """Buffers that it leaves non-finite: the next step starts from them."""
 
     @property
     def sample(self) -> int | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ampdoctor.diagnose.cause import GENUINE, RANGE, cause_of
 from ampdoctor.diagnose.inferred import inferred_birth
@@ -40,13 +40,16 @@ class JudgedBirth:
     """The FP32 pass of this batch ends with a loss or a gradient that is not finite, wherever that began."""
     outcome_agrees: bool = False
     """Loss and gradients were compared with FP32's, are finite and agree."""
+    spoils_buffers: tuple[str, ...] = ()
+    """Buffers that it leaves non-finite where the reference leaves them finite: the next step's start."""
     recomputed: bool = False
     """A forward op run again inside backward (activation checkpointing): no loss scale acts on it."""
 
     @property
     def is_sick(self) -> bool:
-        """Explains a non-finite loss or gradient."""
-        return self.standing in (FAULT, INPUT) and (self.reaches_loss or bool(self.reaches_gradients))
+        """Explains a loss, a gradient or a buffer that is not finite."""
+        arrives = self.reaches_loss or self.reaches_gradients or self.spoils_buffers
+        return self.standing in (FAULT, INPUT) and bool(arrives)
 
     @property
     def in_forward(self) -> bool:
@@ -83,7 +86,9 @@ def _judge(trace: Trace) -> tuple[JudgedBirth, ...]:
     harmed = {batch: _harmed(trace, batch) for batch in batches}
     agrees = {batch: _outcome_agrees(trace, batch) for batch in batches}
     births = {b.id: _as_in_fp32(b) if harmed[b.batch] else b for b in trace.births}
-    reach = _reach(births)
+    reach = _reach(
+        births, {(p.batch, b.name) for p in trace.passes for b in p.buffers if b.nonfinite_here_only}
+    )
     stopped = {p.batch for p in trace.passes if p.role == "candidate" and stopped_by_itself(p)}
     recomputed = {r.site for p in trace.passes for r in p.sites if r.recomputed}
     judged = [
@@ -91,7 +96,9 @@ def _judge(trace: Trace) -> tuple[JudgedBirth, ...]:
             b,
             cause_of(b, harmed[b.batch]),
             _standing(b, births, reach[b.id], harmed[b.batch], b.batch in stopped),
-            *reach[b.id],
+            reach[b.id].loss,
+            reach[b.id].gradients,
+            spoils_buffers=reach[b.id].buffers,
             fp32_fails=harmed[b.batch],
             outcome_agrees=agrees[b.batch],
             recomputed=b.site in recomputed,
@@ -124,20 +131,39 @@ def _order(judged: JudgedBirth) -> tuple[bool, float, int, int]:
     return backward, birth.loss_scale if backward else 0.0, birth.batch, birth.order
 
 
-Reach = tuple[bool, tuple[str, ...]]
+class Reach(NamedTuple):
+    """Where a birth comes through, its consequences counted in."""
+
+    loss: bool
+    gradients: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+    def __or__(self, other: Reach) -> Reach:
+        return Reach(
+            self.loss or other.loss,
+            tuple(dict.fromkeys((*self.gradients, *other.gradients))),
+            tuple(dict.fromkeys((*self.buffers, *other.buffers))),
+        )
 
 
-def _reach(births: Mapping[int, Birth]) -> dict[int, Reach]:
-    """{birth: (reaches the loss, gradients it reaches)}; what a birth's consequences reach, it reaches."""
-    reach: dict[int, Reach] = {b.id: (b.reaches_loss, b.reaches_gradients) for b in births.values()}
+def _reach(births: Mapping[int, Birth], spoiled: Set[tuple[int, str]]) -> dict[int, Reach]:
+    """{birth: reach}; what a birth's consequences reach, it reaches.
+
+    ``spoiled``: (batch, buffer) not finite after the candidate, and finite after the reference.
+    """
+    reach = {
+        b.id: Reach(
+            b.reaches_loss,
+            b.reaches_gradients,
+            tuple(name for name in b.reaches_buffers if (b.batch, name) in spoiled),
+        )
+        for b in births.values()
+    }
     # children come after their parents: walking backwards hands each reach on over any number of steps
     for birth in sorted(births.values(), key=lambda b: b.id, reverse=True):
-        loss, gradients = reach[birth.id]
         for parent in birth.parents:
             if parent in reach:
-                parent_loss, parent_gradients = reach[parent]
-                both = tuple(dict.fromkeys((*parent_gradients, *gradients)))
-                reach[parent] = (parent_loss or loss, both)
+                reach[parent] |= reach[birth.id]
     return reach
 
 
@@ -152,7 +178,7 @@ def _standing(
         return CONSEQUENCE
     if birth.reference == "same" and not reference_harmed:
         return NATURAL  # FP32 has it at the same elements and comes out healthy
-    if reach[0] or reach[1] or stopped:
+    if reach.loss or reach.gradients or reach.buffers or stopped:
         return FAULT  # a model that raises on finding it lets it reach nothing else
     return NATURAL if birth.reference == "same" else HARMLESS
 

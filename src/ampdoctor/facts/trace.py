@@ -119,6 +119,21 @@ class ParameterGradient:
 
 
 @dataclass(frozen=True)
+class BufferState:
+    """What a pass left in a buffer that it wrote to, next to what the reference left there."""
+
+    name: str
+    numel: int
+    dtype: str
+    nonfinite: int
+    """Elements that are NaN or inf."""
+    nonfinite_here_only: int
+    """Of those, elements that the reference leaves finite."""
+    relative_error: float | None
+    """|b - b_ref| / |b_ref| in the 2-norm; None where one is not finite, or the reference is all zero."""
+
+
+@dataclass(frozen=True)
 class Pass:
     """One instrumented forward (and backward) of one batch in one precision."""
 
@@ -137,6 +152,10 @@ class Pass:
     backward_ran: bool
     """False for a forward-only pass, after an exception, and where the loss depends on no parameter."""
     interrupted: bool = False
+    buffers: tuple[BufferState, ...] = ()
+    """Those that the pass wrote to."""
+    output_error: float | None = None
+    """Of a forward-only pass: |y - y_ref| / |y_ref| of the output tensors taken together; None elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +258,8 @@ class Birth:
     """Of the elements born bad, those that are bad at the same site of the FP32 pass too."""
     shared_index: tuple[int, ...] = ()
     """The first of those."""
+    reaches_buffers: tuple[str, ...] = ()
+    """Buffers that hold it after the pass: the next step starts from them."""
     argument: float | None = None
     """What an op of one argument (a root, a logarithm, exp) was given at ``index``; None for other ops."""
 

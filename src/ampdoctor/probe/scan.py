@@ -33,8 +33,9 @@ from ampdoctor.probe.births.reference_twins import ReferenceWatch
 from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.optimizer_step import first_step
+from ampdoctor.probe.passes.buffers import compare_buffers
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
-from ampdoctor.probe.passes.gradients import compare_gradients
+from ampdoctor.probe.passes.gradients import compare_gradients, output_error
 from ampdoctor.probe.passes.isolation import refuse_without_values
 from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.passes.precision import Precision, candidate, reference
@@ -281,6 +282,8 @@ class _Session:
             seconds=run.seconds,
             backward_ran=run.backward_ran,
             interrupted=run.interrupted,
+            buffers=compare_buffers(run.buffers, exact.buffers),
+            output_error=output_error(run.outputs, exact.outputs),
         )
 
     def _compared(self, index: int, run: Run, exact: Run) -> tuple[ParameterGradient, ...]:
@@ -351,7 +354,7 @@ def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:
     return (
         all(r.stats.is_finite for r in records)
         and (run.loss is None or bool(torch.isfinite(run.loss).all()))
-        and all(bool(torch.isfinite(g).all()) for g in run.gradients.values())
+        and all(bool(torch.isfinite(t).all()) for t in (*run.gradients.values(), *run.buffers.values()))
     )
 
 

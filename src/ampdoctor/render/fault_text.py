@@ -149,7 +149,8 @@ def _reaches(fault: FirstFault) -> Iterator[Row]:
     first, last = _PATH_STEPS
     if len(steps) > first + last:
         steps = [*steps[:first], "...", *steps[-last:]]
-    if fault.absorbed_at is not None and not fault.reaches_loss and not fault.reaches_gradients:
+    arrives = fault.reaches_loss or fault.reaches_gradients or fault.spoils_buffers
+    if fault.absorbed_at is not None and not arrives:
         at = fault.absorbed_at
         yield "Reaches", words(" -> ".join([*steps, f"absorbed by {place(at.module)} {short_op(at.op)}"]))
         return
@@ -157,6 +158,9 @@ def _reaches(fault: FirstFault) -> Iterator[Row]:
     if fault.reaches_gradients:
         names = listing(fault.reaches_gradients, 2)
         ends.append(f"{count_words(len(fault.reaches_gradients), 'gradient')} ({names})")
+    if fault.spoils_buffers:
+        names = listing(fault.spoils_buffers, 2)
+        ends.append(f"{count_words(len(fault.spoils_buffers), 'buffer')} ({names}), read by the next step")
     if steps or ends:
         yield "Reaches", words(" -> ".join([*steps, " and ".join(ends)] if ends else steps))
 

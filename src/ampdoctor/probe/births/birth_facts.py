@@ -75,6 +75,7 @@ def _fact(
         parents=tuple(numbers[id(b)] for p in birth.parents if id(b := seen.look.births[p]) in numbers),
         reaches_loss=birth.reaches_loss,
         reaches_gradients=tuple(birth.reaches_gradients),
+        reaches_buffers=tuple(birth.reaches_buffers),
         path=tuple(birth.path),
         absorbed_at=None if birth.reaches_loss or birth.reaches_gradients else birth.absorbed_at,
         reference_dtype=twin.dtype if twin is not None else "",

@@ -52,6 +52,7 @@ class Newborn:
     path: list[Step] = field(default_factory=list)
     absorbed_at: Step | None = None
     reaches_loss: bool = False
+    reaches_buffers: list[str] = field(default_factory=list)
     reaches_gradients: list[str] = field(default_factory=list)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.words import InReference
+from ampdoctor.probe.births.beside import made_beside, site_beside
 from ampdoctor.probe.births.newborn import Newborn
 from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.locator import Locator, Place
@@ -52,7 +53,9 @@ class ReferenceWatch(Observer):
             made = results(func, args, kwargs, outputs)
             sites = self.record(op, place, args, made, unrounded)
             tensors = [t for t in flat(made) if is_countable(t)]
-            for site, tensor in zip(sites, tensors, strict=True):
+            beside = made_beside(func, args, kwargs, made)
+            besides = [site_beside(place, op, sites, i) for i in range(len(beside))]
+            for site, tensor in zip([*sites, *besides], [*tensors, *beside], strict=True):
                 for birth in () if op.name == CAST else self._births.get(site, ()):
                     self._compare(birth, tensor)
         return outputs

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
 from ampdoctor.facts.words import Origin, Outcome, Value
+from ampdoctor.probe.births.beside import made_beside, site_beside
 from ampdoctor.probe.births.newborn import Cast, Given, Newborn, Operand
 from ampdoctor.probe.births.rerun import rerun_in_float64, written_copied
 from ampdoctor.probe.passes.isolation import named_tensors
@@ -27,7 +28,7 @@ from ampdoctor.probe.watch.location import source_of
 from ampdoctor.probe.watch.locator import Locator, Place
 from ampdoctor.probe.watch.nonfinite import Exact, broadcasts, elements, exact_counts, has_nonfinite, readable
 from ampdoctor.probe.watch.observer import Observer, Op, Unrounded, is_countable, results
-from ampdoctor.probe.watch.op_arguments import AnyOp, flat, largest_scalar, smallest_scalar, written
+from ampdoctor.probe.watch.op_arguments import AnyOp, flat, largest_scalar, smallest_scalar
 from ampdoctor.probe.watch.storage_map import StorageMap
 
 _MAX_BIRTHS = 200
@@ -86,6 +87,10 @@ class SecondLook(Observer):
         for name, parameter in model.named_parameters():
             for number in () if parameter.grad is None else self.births_in(parameter.grad):
                 self.births[number].reaches_gradients.append(name)
+        for name, buffer in model.named_buffers():
+            for number in self.births_in(buffer):
+                if self.births[number].origin == "op":
+                    self.births[number].reaches_buffers.append(name)
 
     def know(self, origin: Origin, name: str, tensor: Tensor) -> None:
         """Registers a tensor that the model starts from; a non-finite one becomes an origin of its own."""
@@ -146,8 +151,12 @@ class SecondLook(Observer):
             self._settle(tensor, op, ids)
             self._maker.put(tensor, step)
             arrived |= ids
-        for t in self._made_beside(func, args, kwargs, made):
-            self._settle(t, op, arrived if has_nonfinite(t) else frozenset())
+        for i, t in enumerate(made_beside(func, args, kwargs, made)):
+            ids = arrived if has_nonfinite(t) else frozenset()
+            if has_nonfinite(t) and not arrived:
+                site = site_beside(place, op, sites, i)
+                ids = self._explain(func, op, place, order, site, t, before, given, rng)[1]
+            self._settle(t, op, ids)
         if absorbed:
             for number in arrived:
                 self.births[number].absorbed_at = self._step(place, op, order, "finite")
@@ -163,18 +172,6 @@ class SecondLook(Observer):
             births = self._taint(tensor)
             given.append(Given(tensor, values, births if births and has_nonfinite(values) else frozenset()))
         return given
-
-    def _made_beside(
-        self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
-    ) -> list[Tensor]:
-        """Memory an op filled that no dense output shows: running statistics, a sparse output's values."""
-        sparse = [elements(t) for t in flat(made) if isinstance(t, Tensor) and elements(t) is not t]
-        shown = {t.untyped_storage()._cdata for t in flat(made) if is_countable(t)}
-        beside = [t for t in written(func, args, kwargs) if is_countable(t)]
-        return [
-            *(t for t in sparse if is_countable(t)),
-            *(t for t in beside if t.untyped_storage()._cdata not in shown),
-        ]
 
     # -- one non-finite output
 

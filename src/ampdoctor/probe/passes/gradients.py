@@ -1,6 +1,9 @@
-"""What each parameter's gradient lost against the reference, in numbers."""
+"""How far a pass's gradients and outputs are from the reference's, in numbers."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +17,20 @@ def compare_gradients(
     """One entry per parameter that has a gradient in either pass; ``gradients`` are still scaled."""
     names = dict.fromkeys([*reference, *gradients])
     return tuple(_compare(name, gradients.get(name), loss_scale, reference.get(name)) for name in names)
+
+
+def output_error(outputs: Sequence[Tensor], reference: Sequence[Tensor]) -> float | None:
+    """|y - y_ref| / |y_ref| of the floating-point outputs taken together, in the 2-norm.
+
+    None where there are none, where they do not pair by shape, and where one of them is not finite.
+    """
+    ours = [_wide(y) for y in outputs if y.is_floating_point() or y.is_complex()]
+    theirs = [_wide(y) for y in reference if y.is_floating_point() or y.is_complex()]
+    if not ours or [y.shape for y in ours] != [y.shape for y in theirs]:
+        return None
+    size = math.hypot(*(_norm(y) for y in theirs))
+    error = math.hypot(*(_norm(a - b) for a, b in zip(ours, theirs, strict=True)))
+    return error / size if size > 0 and math.isfinite(size) and math.isfinite(error) else None
 
 
 def _compare(name: str, scaled: Tensor | None, scale: float, exact: Tensor | None) -> ParameterGradient:

@@ -17,6 +17,7 @@ from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.traceback import message_of, user_traceback
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.cuda.on_cpu import EmulatedRefusal, place
+from ampdoctor.probe.passes.buffers import floating_buffers, written_buffers
 from ampdoctor.probe.passes.isolation import (
     batch_copy,
     dense_gradients,
@@ -50,6 +51,8 @@ class Run:
     raised: Raised | None = None
     backward_ran: bool = False
     interrupted: bool = False
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Copies of the buffers that the pass wrote to."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """Scaled gradients by parameter name, dense."""
     seconds: float = 0.0
@@ -92,6 +95,7 @@ def take_step(
     if precision.emulates_cuda:
         batch_tensors = (tensor for _, tensor in named_tensors(data))
         place((*model.parameters(), *model.buffers(), *batch_tensors))
+    buffers = floating_buffers(model)
     observer.begin(model, data)
     try:
         with torch.set_grad_enabled(not workload.forward_only):
@@ -108,6 +112,7 @@ def take_step(
             ) from error
         run.raised = _raised(error, run, locator.phase)
     run.gradients = dense_gradients(model)
+    run.buffers = written_buffers(model, buffers)
     observer.end(model, run.results)
     return run
 

@@ -37,13 +37,28 @@ def smallest_scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | No
     return min(numbers, default=None)
 
 
+_UNANNOUNCED = {
+    f"aten::{name}": ("running_mean", "running_var")
+    for name in (
+        "native_batch_norm",
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+        "batch_norm",
+        "_batch_norm_impl_index",
+    )
+}
+"""Arguments that an op writes to though its schema does not say so (native_functions.yaml of torch)."""
+
+
 def written(func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that an op writes to, in the order of its schema."""
     if isinstance(func, HigherOrderOperator):
         return []
     found = []
+    unannounced = _UNANNOUNCED.get(func._schema.name, ())
     for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        announced = argument.alias_info is not None and argument.alias_info.is_write
+        if announced or argument.name in unannounced:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             found += [t for t in flat(value) if isinstance(t, Tensor)]
     return found

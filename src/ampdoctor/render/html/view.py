@@ -70,6 +70,9 @@ def ends(fault: FirstFault) -> tuple[tuple[str, str], ...]:
     if fault.reaches_gradients:
         count = count_words(len(fault.reaches_gradients), "gradient")
         arrives.append((count, listing(fault.reaches_gradients, 6)))
+    if fault.spoils_buffers:
+        count = count_words(len(fault.spoils_buffers), "buffer")
+        arrives.append((count, f"{listing(fault.spoils_buffers, 6)}: the next step starts from it"))
     if not arrives and fault.absorbed_at is not None:
         at = fault.absorbed_at
         arrives.append(("absorbed", f"by {place(at.module)} {short_op(at.op)}"))

@@ -1,0 +1,57 @@
+"""What a pass leaves in the model's buffers: the state that the next step starts from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ampdoctor.facts.trace import BufferState
+
+
+def floating_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the dense floating-point buffers as they are."""
+    return {
+        name: buffer.detach().clone()
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and buffer.layout == torch.strided
+    }
+
+
+def written_buffers(model: nn.Module, before: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of those that differ from what they were. By value: batch norm's kernels write to the running
+    statistics without counting it as a write."""
+    return {
+        name: buffer
+        for name, buffer in floating_buffers(model).items()
+        if name not in before or not _same(buffer, before[name])
+    }
+
+
+def compare_buffers(written: dict[str, Tensor], reference: dict[str, Tensor]) -> tuple[BufferState, ...]:
+    """One entry per buffer that both passes wrote, in the order of the model."""
+    return tuple(
+        _compare(name, buffer, reference[name])
+        for name, buffer in written.items()
+        if name in reference and reference[name].shape == buffer.shape
+    )
+
+
+def _compare(name: str, buffer: Tensor, exact: Tensor) -> BufferState:
+    ours, theirs = buffer.double(), exact.double()
+    bad = ~torch.isfinite(ours)
+    error = None
+    if not bool(bad.any()) and bool(torch.isfinite(theirs).all()):
+        size = float(torch.linalg.vector_norm(theirs))
+        error = float(torch.linalg.vector_norm(ours - theirs)) / size if size else None
+    return BufferState(
+        name=name,
+        numel=buffer.numel(),
+        dtype=str(buffer.dtype).removeprefix("torch."),
+        nonfinite=int(bad.sum()),
+        nonfinite_here_only=int((bad & torch.isfinite(theirs)).sum()),
+        relative_error=error,
+    )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
