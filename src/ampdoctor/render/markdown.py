@@ -13,7 +13,7 @@ from ampdoctor.diagnose.wording import count_words, listing, number, place, scal
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import accepted_words
 from ampdoctor.render.gate_markdown import STATUS_WORDS, gate_lines
-from ampdoctor.render.layers_text import absmax_cell, gradient_cell, headroom_cell, underflow_cell
+from ampdoctor.render.layer_columns import COLUMNS, name_of, shown_rows
 from ampdoctor.render.loss_scale_text import judgement, window_lines
 from ampdoctor.render.markdown_words import cell_code, code, escaped, table
 from ampdoctor.render.options import Options
@@ -22,7 +22,6 @@ from ampdoctor.render.text import environment_words, loss_words
 
 _MOST_FINDINGS = 100
 """Of one report: GitHub cuts a job's summary off at 1 MiB, and a finding takes about 1 kB."""
-_WORST = 8
 _UNBROKEN = 1_000_000
 """Columns: Markdown wraps by itself."""
 
@@ -167,27 +166,14 @@ def _in_full(finding: Finding, options: Options) -> Iterator[str]:
 
 def _layers(report: Report, options: Options) -> Iterator[str]:
     """The worst few, or all in the model's own order, folded in."""
-    rows = list(report.layers)
-    title = f"Layers ({len(rows)})"
-    if options.all_layers:
-        rows.sort(key=lambda row: row.position)
-    elif len(rows) > _WORST:
-        title = f"Layers (worst {_WORST} of {len(rows)})"
-        rows = rows[:_WORST]
+    heading, rows = shown_rows(report, options.all_layers)
     cells = (
-        (
-            f"{cell_code(row.module or '(root)')} {escaped(row.type)}",
-            str(row.calls),
-            absmax_cell(row),
-            headroom_cell(row),
-            gradient_cell(row),
-            underflow_cell(row),
-        )
+        (f"{cell_code(name_of(row))} {escaped(row.type)}", *(column.cell(row) for column in COLUMNS))
         for row in rows
     )
     yield ""
-    yield f"<details><summary>{title}</summary>"
+    yield f"<details><summary>{heading}</summary>"
     yield ""
-    yield from table(("Module", "calls", "absmax", "headroom", "grad max", "underflow"), cells, "lrrrrr")
+    yield from table(("Module", *(column.head for column in COLUMNS)), cells, "l" + "r" * len(COLUMNS))
     yield ""
     yield "</details>"

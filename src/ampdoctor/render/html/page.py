@@ -16,7 +16,7 @@ from ampdoctor.render.fault_text import operand_words, value_lines
 from ampdoctor.render.findings_text import waiver_words
 from ampdoctor.render.html import view
 from ampdoctor.render.html.charts import gradient_chart, sweep_chart
-from ampdoctor.render.layers_text import absmax_cell, gradient_cell, headroom_cell, underflow_cell
+from ampdoctor.render.layer_columns import COLUMNS, name_of, used
 from ampdoctor.render.loss_scale_text import judgement, limit_lines, power
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import source_words
@@ -114,18 +114,15 @@ def _templates() -> Environment:
         "short_op": short_op,
         "figure": view.figure,
         "operand": operand_words,
-        "absmax_cell": absmax_cell,
-        "headroom_cell": headroom_cell,
-        "gradient_cell": gradient_cell,
-        "underflow_cell": underflow_cell,
-        "layer_keys": view.layer_keys,
+        "name_of": name_of,
     }
     environment.globals |= {
         "value_lines": value_lines,
         "stops": view.stops,
         "ends": view.ends,
         "cards": view.cards,
-        "used": view.used,
+        "columns": COLUMNS,
+        "used": used,
         "judgement": judgement,
         "limit_lines": limit_lines,
         "loss_words": loss_words,

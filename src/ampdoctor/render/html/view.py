@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ampdoctor.diagnose.report import Finding, FirstFault, LayerRow, ParameterRow, Report
+from ampdoctor.diagnose.report import Finding, FirstFault, ParameterRow, Report
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.wording import count_words, listing, number, place, short_op
 from ampdoctor.facts.site import Source
 from ampdoctor.render.html.rule_sections import Section, sections
-
-_FULL = 16.0
-"""Bits of headroom at which a bar is empty: FP16 has as many between 1 and its end."""
 
 
 @dataclass(frozen=True)
@@ -122,33 +118,6 @@ def sentence(words: str) -> str:
 def spaced(words: str) -> str:
     """The gaps that a terminal leaves between words, as points: a page has no columns."""
     return re.sub(r"\s{2,}", " · ", words)
-
-
-def used(headroom_bits: float | None, none_left: bool) -> float | None:
-    """Percent of a headroom bar that is filled: full at the end of the range, empty 16 bits below it."""
-    if none_left:
-        return 100.0
-    if headroom_bits is None:
-        return None
-    return 100.0 * min(max(1 - headroom_bits / _FULL, 0.0), 1.0)
-
-
-def layer_keys(row: LayerRow) -> dict[str, float | None]:
-    """What each column of the layer table is sorted by; None stays last."""
-    forward, gradient = row.forward, row.gradient
-    absmax = headroom = largest = underflow = None
-    if forward is not None:
-        absmax, headroom = (math.inf if forward.nan else forward.absmax), forward.headroom_bits
-    if gradient is not None:
-        largest = math.inf if gradient.nan or gradient.inf else gradient.absmax
-        underflow = gradient.underflow_fraction
-    return {
-        "calls": row.calls,
-        "absmax": math.inf if row.born else absmax,
-        "headroom": -math.inf if row.born == "inf" else headroom,
-        "gradient": largest,
-        "underflow": underflow,
-    }
 
 
 def parameter_rows(report: Report) -> tuple[ParameterRow, ...]:
