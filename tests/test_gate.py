@@ -21,8 +21,8 @@ from ampdoctor.diagnose.waivers import Waiver
 from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.gate.evaluate import evaluate
 from ampdoctor.gate.rules import GateRules, Limit
+from ampdoctor.render import GATE as FORMATS
 from ampdoctor.render import Options
-from ampdoctor.render.gate import FORMATS
 from trace_builder import birth, candidate, environment, module, parameter, record, reference, trace
 
 EMULATED = "CUDA was emulated on a CPU: no GPU kernel ran (AMP901)."

@@ -12,7 +12,7 @@ import pytest
 
 from ampdoctor.cli.main import run
 from ampdoctor.facts.store import write_trace
-from ampdoctor.render.gate import FORMATS
+from ampdoctor.render import GATE as FORMATS
 from trace_builder import birth, candidate, environment, parameter, record, reference, trace
 
 MODEL = """\

@@ -13,8 +13,8 @@ from ampdoctor.diagnose.scaler_report import ScalerReport
 from ampdoctor.facts.scaler_policies import POLICIES, static
 from ampdoctor.facts.trace import Birth
 from ampdoctor.facts.training import ScalerRun, ScalerSettings, StepRecord
+from ampdoctor.render import SCALER as FORMATS
 from ampdoctor.render.options import Options
-from ampdoctor.render.scaler import FORMATS
 from ampdoctor.render.scaler.curve import draw
 from trace_builder import birth, environment, source
 

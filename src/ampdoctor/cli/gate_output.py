@@ -28,13 +28,13 @@ def documents_of(
     format_name: str, outputs: Sequence[str] | None, names: Sequence[str]
 ) -> tuple[Document, ...]:
     """What to write where. Raises ConfigError for several reports in a format that holds one."""
-    from ampdoctor.render.gate import FORMATS
+    from ampdoctor.render import GATE
 
     documents: list[Document] = []
     for sink in sinks_of(format_name, outputs):
         if sink.file is not None and PLACEHOLDER in sink.file.name:
             documents += _one_each(sink, sink.file, names)
-        elif len(names) > 1 and sink.format not in FORMATS:
+        elif len(names) > 1 and sink.format not in GATE:
             raise ConfigError(
                 f"{sink.format} holds one report, and here are {len(names)}",
                 f"--output '{sink.format}={PLACEHOLDER}.{sink.format}' writes a file for each",
@@ -46,16 +46,15 @@ def documents_of(
 
 def emit_gate(reports: Sequence[Report], documents: Sequence[Document]) -> None:
     """Nothing; the documents are on stdout and in their files."""
-    from ampdoctor import render
-    from ampdoctor.render import gate
+    from ampdoctor.render import FORMATS, GATE
 
     for document in documents:
         sink, chosen = document.sink, [reports[i] for i in document.reports]
         options = drawing(sink.file)
-        if sink.format in gate.FORMATS:
-            text = gate.FORMATS[sink.format](chosen, options)
+        if sink.format in GATE:
+            text = GATE[sink.format](chosen, options)
         else:
-            text = render.FORMATS[sink.format](chosen[0], options)
+            text = FORMATS[sink.format](chosen[0], options)
         write_document(text, sink.file)
     if any(document.sink.format == "github" for document in documents):
         append_job_summary(reports, all_layers=False)

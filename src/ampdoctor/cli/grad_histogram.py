@@ -14,7 +14,7 @@ import typer
 
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
-from ampdoctor.cli.output import check_writable, drawing, write_document, write_file
+from ampdoctor.cli.output import check_format, check_writable, drawing, write_document, write_file
 from ampdoctor.cli.report import read_saved
 from ampdoctor.cli.scale_option import scale_named
 from ampdoctor.cli.scan import read_settings, run_probe
@@ -87,7 +87,9 @@ def grad_histogram(
 
     Runs what `ampdoctor scan` runs, and draws the exponents of the gradients before they are rounded.
     """
-    _check_format(format_)
+    from ampdoctor.render import GRADIENTS
+
+    check_format(format_, GRADIENTS)
     fmt = _format_of(dtype)
     wanted = None if scale is None else parse_scale(scale)
     selection = Selection(_kind(activations, parameters), tuple(layer or ()))
@@ -109,7 +111,7 @@ def grad_histogram(
     if view is None:
         raise _nothing_to_show(seen, report, selection, _scan_command(source, trace))
 
-    from ampdoctor.render.gradients import FORMATS, Page
+    from ampdoctor.render.gradients import Page
 
     page = Page(
         view=view,
@@ -123,7 +125,7 @@ def grad_histogram(
         scan=_scan_command(source, trace),
         types={m.path: m.type for m in seen.modules},
     )
-    write_document(FORMATS[format_](page, drawing(output)), output)
+    write_document(GRADIENTS[format_](page, drawing(output)), output)
     _draw(page, png, svg)
     if seen.interrupted:
         raise Stop("interrupted: what is shown was measured until then", FAILED)
@@ -138,13 +140,6 @@ def parse_scale(text: str) -> float:
 
 
 # ---------------------------------------------------------------- what the options say
-
-
-def _check_format(name: str) -> None:
-    from ampdoctor.render.gradients import FORMATS
-
-    if name not in FORMATS:
-        raise ConfigError(f"--format {name}: no such format", hint=f"formats: {', '.join(FORMATS)}")
 
 
 def _format_of(dtype: str | None) -> FloatFormat | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Container
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,14 +23,18 @@ _NARROWEST = 72
 """Below this the table's columns no longer fit; the terminal may wrap instead."""
 
 
-def check_format(name: str) -> str:
-    """The name of a format that can be written here. Raises ConfigError for another."""
-    from ampdoctor.render import FORMATS, REQUIRES
+def check_format(name: str, formats: Container[str] | None = None) -> str:
+    """The name of a format that can be written here. Raises ConfigError for another.
 
-    if name not in FORMATS:
-        raise ConfigError(f"--format {name}: no such format", hint=f"formats: {', '.join(FORMATS)}")
-    package = REQUIRES.get(name)
-    if package is not None and find_spec(package) is None:
+    ``formats``: those of this command; None: those of a report.
+    """
+    from ampdoctor.render import FORMATS, TABLE
+
+    known = [n for n in TABLE if n in (FORMATS if formats is None else formats)]
+    if name not in known:
+        raise ConfigError(f"--format {name}: no such format", hint=f"formats: {', '.join(known)}")
+    package = TABLE[name].package
+    if package and find_spec(package) is None:
         hint = f'pip install "ampdoctor[{name}]" brings it'
         raise ConfigError(f"the format {name} needs the package {package}", hint)
     return name

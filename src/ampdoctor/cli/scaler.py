@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ampdoctor.cli.exits import FAILED, Stop
-from ampdoctor.cli.output import check_writable, drawing, write_document
+from ampdoctor.cli.output import check_format, check_writable, drawing, write_document
 from ampdoctor.cli.progress import progress_bar
 from ampdoctor.cli.scale_option import scale_named
 from ampdoctor.cli.scan import read_settings
@@ -70,7 +70,9 @@ def scaler(
     Takes training steps on a working copy with the config's optimizer and torch's GradScaler: skipped steps,
     what tripped each, the scale it settles at, and what the rules of other frameworks would make of it.
     """
-    _check_format(format_)
+    from ampdoctor.render import SCALER
+
+    check_format(format_, SCALER)
     check_writable(output, "--output")
     policies = _policies(policy or ["all"])
     first_scale = scale_named(init_scale)
@@ -92,19 +94,11 @@ def scaler(
     run = _train(settings, setup, steps, quiet)
 
     from ampdoctor.diagnose.scaler import judge_scaler
-    from ampdoctor.render.scaler import FORMATS
 
     report = judge_scaler(run, policies, growth_interval)
-    write_document(FORMATS[format_](report, drawing(output)), output)
+    write_document(SCALER[format_](report, drawing(output)), output)
     if run.interrupted:
         raise Stop("interrupted: the report covers the steps taken until then", FAILED)
-
-
-def _check_format(name: str) -> None:
-    from ampdoctor.render.scaler import FORMATS
-
-    if name not in FORMATS:
-        raise ConfigError(f"--format {name}: no such format", hint=f"formats: {', '.join(FORMATS)}")
 
 
 def _policies(names: Sequence[str]) -> tuple[ScalerPolicy, ...]:

@@ -1,36 +1,70 @@
-"""Reports as text: one file per format, listed by hand. A format is its file and its line here."""
+"""Results as text: one table of formats for all commands. A format is its file and its row here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ampdoctor.diagnose.report import Report
-from ampdoctor.render import github, html, json_report, junit, markdown, sarif, text
+from ampdoctor.diagnose.scaler_report import ScalerReport
+from ampdoctor.render import gate, github, gradients, html, json_report, junit, markdown, sarif, scaler, text
+from ampdoctor.render.gradients.page import Page
 from ampdoctor.render.options import Options
 
 Render = Callable[[Report, Options], str]
 RenderMany = Callable[[Sequence[Report], Options], str]
 
-FORMATS: dict[str, Render] = {
-    "text": text.render,
-    "json": json_report.render,
-    "markdown": markdown.render,
-    "github": github.render,
-    "junit": junit.render,
-    "sarif": sarif.render,
-    "html": html.render,
+
+@dataclass(frozen=True)
+class Format:
+    """What a format can hold, each a function to text. None: it does not hold that."""
+
+    report: Render | None = None
+    """Of ``scan`` and ``report``: one scan."""
+    reports: RenderMany | None = None
+    """Several scans in one document; of other formats each is a document of its own."""
+    gate: RenderMany | None = None
+    """Of ``gate``, where that has words of its own; else it is ``reports``: a judged report shows itself."""
+    scaler: Callable[[ScalerReport, Options], str] | None = None
+    gradients: Callable[[Page, Options], str] | None = None
+    """Of ``grad-histogram``."""
+    package: str = ""
+    """One that it needs and ampdoctor does not: the extra of the format's name brings it."""
+
+
+TABLE: dict[str, Format] = {
+    "text": Format(
+        text.render, gate=gate.render_text, scaler=scaler.render_text, gradients=gradients.render_text
+    ),
+    "json": Format(
+        json_report.render,
+        gate=gate.render_json,
+        scaler=scaler.render_json,
+        gradients=gradients.render_json,
+    ),
+    "markdown": Format(markdown.render, markdown.render_many),
+    "github": Format(github.render, github.render_many),
+    "junit": Format(junit.render, junit.render_many, package="junitparser"),
+    "sarif": Format(sarif.render, sarif.render_many),
+    "html": Format(html.render, html.render_many),
+    "csv": Format(gradients=gradients.render_csv),
 }
 
-MANY: dict[str, RenderMany] = {
-    "markdown": markdown.render_many,
-    "github": github.render_many,
-    "junit": junit.render_many,
-    "sarif": sarif.render_many,
-    "html": html.render_many,
-}
-"""Formats that hold several reports in one document; of the others each report is one of its own."""
+FORMATS = {name: f.report for name, f in TABLE.items() if f.report}
+MANY = {name: f.reports for name, f in TABLE.items() if f.reports}
+GATE = {name: many for name, f in TABLE.items() if (many := f.gate or f.reports)}
+SCALER = {name: f.scaler for name, f in TABLE.items() if f.scaler}
+GRADIENTS = {name: f.gradients for name, f in TABLE.items() if f.gradients}
 
-REQUIRES = {"junit": "junitparser"}
-"""Packages that a format needs and ampdoctor does not: the extra of the format's name brings them."""
-
-__all__ = ["FORMATS", "MANY", "REQUIRES", "Options", "Render", "RenderMany"]
+__all__ = [
+    "FORMATS",
+    "GATE",
+    "GRADIENTS",
+    "MANY",
+    "SCALER",
+    "TABLE",
+    "Format",
+    "Options",
+    "Render",
+    "RenderMany",
+]

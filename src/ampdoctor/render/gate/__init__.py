@@ -1,13 +1,6 @@
-"""What a gate says about one config or several: one file per format of its own, listed by hand.
+"""What a gate says about one config or several, in words of its own."""
 
-The other formats are those of any report; a judged report shows in them as what it is.
-"""
+from ampdoctor.render.gate.data import render as render_json
+from ampdoctor.render.gate.text import render as render_text
 
-from __future__ import annotations
-
-from ampdoctor.render import MANY, RenderMany
-from ampdoctor.render.gate import data, text
-
-FORMATS: dict[str, RenderMany] = {**MANY, "text": text.render, "json": data.render}
-
-__all__ = ["FORMATS"]
+__all__ = ["render_json", "render_text"]
