@@ -48,7 +48,6 @@ OF_THE_SCALE = [case for case in CASES if case.kind in ("backward-overflow-scale
 
 NOT_YET = frozenset(
     (
-        "fp8_fakequant",
         "fwd_drift_none",
         "muon_ns_half",
         "nograd_then_grad_mv",

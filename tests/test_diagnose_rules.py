@@ -73,7 +73,8 @@ def test_101_gives_the_exact_value_and_keeps_the_layer_in_fp32() -> None:
     finding = of_birth("AMP101", samples=(0, 1), path=())
     assert finding.message == "The exact value is 66,246; FP16 ends at 65,504."
     assert finding.remedy == (
-        "Keep blocks.1.ff.wo in FP32 (torch.autocast(..., enabled=False) around it, .float() on its inputs); "
+        'Keep blocks.1.ff.wo in FP32 (torch.autocast("cuda", enabled=False) around it, .float() on its '
+        "inputs); "
         "or train in BF16."
     )
     assert (finding.severity, finding.count) == ("error", 1)
@@ -176,7 +177,8 @@ def test_104_follows_the_zero_to_its_line() -> None:
 def test_104_of_a_difference_from_one_warns_of_bf16() -> None:
     remedy = of_birth("AMP104", op="aten::log", zero_origin=root("aten::rsub"), **FLUSH).remedy
     assert remedy == (
-        "Compute model.py:12 in FP32, or use logsigmoid / binary_cross_entropy_with_logits on the logits. "
+        "Compute model.py:12 and what goes into it in FP32, or use logsigmoid / "
+        "binary_cross_entropy_with_logits on the logits. "
         "BF16 is no cure: it rounds next to 1 more coarsely."
     )
 
@@ -202,9 +204,12 @@ def test_zeros_beside_a_log1p_explain_nothing() -> None:
 def test_104_and_106_name_an_eps_that_vanished() -> None:
     births = (birth("head", "aten::div", zero_origin=root("aten::add", 1e-8), **FLUSH),)
     t = trace(births=births, passes=(reference(), candidate(**SICK)))
-    assert findings(t, "AMP104")[0].remedy.startswith("The eps of model.py:12 is 0 in FP16: add it in FP32")
-    (constant,) = findings(t, "AMP106")
-    assert constant.message == "The eps 1.0e-8 is 0 in FP16, which keeps nothing at or below 3.0e-8."
+    (result,), (constant,) = findings(t, "AMP104"), findings(t, "AMP106")
+    assert (result.severity, constant.severity) == ("info", "error")  # one fault, at the line of its cause
+    assert constant.remedy.startswith("The eps of model.py:12 is 0 in FP16: add it in FP32")
+    assert constant.message == (
+        "The eps 1.0e-8 is 0 in FP16, which keeps nothing at or below 3.0e-8: div gives inf."
+    )
     assert (constant.module, constant.op, constant.evidence["constant"]) == ("head", "aten::add", 1e-8)
 
 

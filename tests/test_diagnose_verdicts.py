@@ -149,9 +149,9 @@ def test_forward_comes_before_backward_and_the_low_scale_before_the_high() -> No
     faults = (
         birth(id=0, **BACKWARD | {"order": 5}),
         birth(id=1, loss_scale=1.0, **BACKWARD | {"order": 50}),
-        birth("late", id=2, order=40),
-        birth("early", id=3, order=30),
-        birth("next_batch", id=4, order=1, batch=1),
+        birth("late", id=2, order=40, source=source(2)),
+        birth("early", id=3, order=30, source=source(3)),
+        birth("next_batch", id=4, order=1, batch=1, source=source(4)),
     )
     report = sick(*faults)
     assert report.first_fault is not None
@@ -247,7 +247,7 @@ def test_an_absorbed_infinity_that_changes_the_loss_is_a_silent_overflow() -> No
     report = diagnose(trace(births=(absorbed,), passes=passes))
     assert (report.verdict, codes(report)) == ("forward-overflow", ["error AMP101"])
     assert report.sentence == (
-        "OVERFLOW in forward, silently. blocks.1.ff.wo leaves the FP16 range; the loss is wrong."
+        "OVERFLOW in forward, silently. blocks.1.ff.wo leaves the FP16 range; the loss is 10.0 % off FP32."
     )
 
 

@@ -59,7 +59,8 @@ def test_an_annotation_says_where_what_and_what_to_do() -> None:
         "::error file=src/model.py,line=33,title=AMP101 forward overflow::"
         "blocks.1.ff.wo   src/model.py:33%0A"
         "The exact value is 66,246; FP16 ends at 65,504. Only sample 0 of 2 does this.%0A"
-        "Keep blocks.1.ff.wo in FP32 (torch.autocast(..., enabled=False) around it, .float() on its inputs); "
+        'Keep blocks.1.ff.wo in FP32 (torch.autocast("cuda", enabled=False) around it, .float() on its '
+        "inputs); "
         "look at that sample first; or train in BF16.%0A"
         "ampdoctor explain AMP101",
     ]

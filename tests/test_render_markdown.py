@@ -71,7 +71,7 @@ top level nll\\_loss\\_forward -&gt; loss and 1 gradient (w) |
 
   The exact value is 66,246; FP16 ends at 65,504. Only sample 0 of 2 does this.
 
-  Keep blocks.1.ff.wo in FP32 (torch.autocast(..., enabled=False) around it, .float() on its inputs); \
+  Keep blocks.1.ff.wo in FP32 (torch.autocast("cuda", enabled=False) around it, .float() on its inputs); \
 look at that sample first; or train in BF16. `ampdoctor explain AMP101`
 
 - info AMP901 CUDA's autocast policy and rounding were emulated on a CPU; no GPU kernel ran.

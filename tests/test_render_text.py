@@ -91,7 +91,7 @@ REPORT = """\
  Findings   error AMP101 forward overflow   blocks.1.ff.wo   model.py:33
               The exact value is 66,246; FP16 ends at 65,504. Only sample 0 of 2
               does this.
-              Keep blocks.1.ff.wo in FP32 (torch.autocast(..., enabled=False)
+              Keep blocks.1.ff.wo in FP32 (torch.autocast("cuda", enabled=False)
               around it, .float() on its inputs); look at that sample first; or
               train in BF16.  ampdoctor explain AMP101
             info AMP901 CUDA's autocast policy and rounding were emulated on a
@@ -207,7 +207,7 @@ def test_an_absorbed_value_ends_where_it_was_absorbed() -> None:
 
 
 def test_many_findings_are_cut_and_counted() -> None:
-    births = tuple(birth(f"m{i}", id=i, order=i) for i in range(12))
+    births = tuple(birth(f"m{i}", id=i, order=i, source=source(i)) for i in range(12))
     assert "and 2 more: --format json lists all" in shown(births=births)
 
 

@@ -56,7 +56,7 @@ def findings_by_place(
         yield Finding(
             code=code,
             severity="info" if first.standing == HARMLESS else severity,
-            title=title,
+            title=f"{title}, absorbed" if first.standing == HARMLESS else title,
             module=site.module if site else "",
             op=site.op if site else "",
             source=first.birth.line,
@@ -177,18 +177,6 @@ def samples_sentence(judged: JudgedBirth) -> str:
         return ""
     verb = "does" if len(birth.samples) == 1 else "do"
     return f" Only {sample_words(birth.samples)} of {total:,} {verb} this."
-
-
-def keep_in_fp32(reading: Reading, judged: JudgedBirth) -> str:
-    """How to run the op of this birth in FP32, for the mode the scan ran in."""
-    birth = judged.birth
-    module = birth.site.module if birth.site else ""
-    what = module or "this line"
-    if birth.name:
-        return f"keep {birth.name} in FP32 and cast what is computed from it, or hold it scaled down"
-    if reading.trace.environment.mode == "half":
-        return f"compute this line{' of ' + module if module else ''} in FP32 (x.float(), then back to half)"
-    return f"keep {what} in FP32 (torch.autocast(..., enabled=False) around it, .float() on its inputs)"
 
 
 def sentence(words: str) -> str:

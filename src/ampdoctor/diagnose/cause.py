@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ampdoctor.facts.floats import FLOAT_FORMATS
+from ampdoctor.diagnose.domain import leaves_domain
+from ampdoctor.facts.floats import FLOAT32, FLOAT_FORMATS
 from ampdoctor.facts.trace import Birth
 from ampdoctor.facts.words import Cause
 
@@ -13,13 +14,9 @@ RANGE: Final = "range"
 FLUSH: Final = "flush"
 """Undefined on these inputs, but only because rounding had made one of them 0 (or 1)."""
 CANCELLATION: Final = "cancellation"
-"""Undefined on these inputs: a difference of nearly equal numbers came out negative by rounding alone."""
+"""Undefined on these inputs: a difference of nearly equal numbers left the op's domain by rounding alone."""
 GENUINE: Final = "genuine"
 """Undefined in FP32 as well."""
-
-_UNDEFINED_BELOW_ZERO = frozenset(
-    f"aten::{op}" for op in ("sqrt", "rsqrt", "log", "log2", "log10", "pow", "pow_", "sqrt_", "log_")
-)
 
 
 def cause_of(birth: Birth, reference_fails: bool) -> Cause:
@@ -27,11 +24,10 @@ def cause_of(birth: Birth, reference_fails: bool) -> Cause:
     FP32 pass; ``reference_fails``: that pass ends with a loss or a gradient that is not finite."""
     if birth.reference == "same":
         # The user's own .half() stays in the FP32 pass: what leaves its range is no matter of the formula.
-        in_half = birth.reference_dtype in ("float16", "bfloat16")
-        return RANGE if in_half and birth.rerun == "finite" else GENUINE
+        return RANGE if stays_half(birth) and birth.rerun == "finite" else GENUINE
     if birth.rerun == "finite":
-        return RANGE
-    if is_of_a_negative(birth):
+        return GENUINE if birth.reference == "absent" and _past_float32(birth) else RANGE
+    if leaves_domain(birth):
         return GENUINE if reference_fails else CANCELLATION
     if birth.zero_origin is not None:
         return FLUSH
@@ -42,10 +38,13 @@ def cause_of(birth: Birth, reference_fails: bool) -> Cause:
     return FLUSH if birth.reference == "finite" else GENUINE
 
 
-def is_of_a_negative(birth: Birth) -> bool:
-    """True for the root or logarithm of a negative number: no zero that rounding made explains it."""
-    below = birth.argument is not None and birth.argument < 0
-    return below and birth.site is not None and birth.site.op in _UNDEFINED_BELOW_ZERO
+def stays_half(birth: Birth) -> bool:
+    """True where this op runs in 16 bits in the FP32 pass too: a cast in the user's code makes it so."""
+    return birth.reference_dtype in ("float16", "bfloat16")
+
+
+def _past_float32(birth: Birth) -> bool:
+    return birth.exact_value is not None and abs(birth.exact_value) >= FLOAT32.overflow_at
 
 
 def _without_rerun(birth: Birth) -> Cause:

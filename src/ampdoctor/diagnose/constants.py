@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ampdoctor.diagnose.domain import at_an_edge_of_one
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.trace import Birth, ZeroOrigin
 
@@ -32,25 +33,29 @@ def is_finfo_mask(birth: Birth) -> bool:
     return fmt is not None and op in _ADDS and below and any(o.absmax == fmt.max for o in birth.operands)
 
 
-def is_vanished_eps(birth: Birth, fmt: FloatFormat) -> bool:
-    """True where the zero came out of an op whose eps the format rounds to zero."""
-    root = root_of(birth)
-    if root is None or root.constant is None:
-        return False
-    return root.site.op in _EPS_OPS and root.constant <= fmt.flush_at
+def vanished_eps(birth: Birth, fmt: FloatFormat) -> ZeroOrigin | None:
+    """The op whose eps the format rounds to zero, nearest to the birth; None where no eps stood guard."""
+    if at_an_edge_of_one(birth):
+        return None
+    chain = birth.zero_chain or ((birth.zero_origin,) if birth.zero_origin else ())
+    for zero in chain:
+        if zero.site.op in _EPS_OPS and zero.constant is not None and zero.constant <= fmt.flush_at:
+            return zero
+    return None
 
 
 def rounded_next_to_one(birth: Birth) -> bool:
     """True where the zero is a difference from 1 that rounding closed: 1 - p, log1p(-p), 1 - cos^2."""
-    root = root_of(birth)
-    return _is_log1p(birth) or (root is not None and root.site.op in _DIFFERENCES)
+    root = first_zero(birth)
+    return at_an_edge_of_one(birth) or (root is not None and root.site.op in _DIFFERENCES)
 
 
-def root_of(birth: Birth) -> ZeroOrigin | None:
-    """Where the zero was made that the op stumbled over; None for an op that zeros do not trouble."""
-    return None if _is_log1p(birth) else birth.zero_origin
+def root_of(birth: Birth, fmt: FloatFormat) -> ZeroOrigin | None:
+    """What is to blame for the zero that the op stumbled over: the eps that vanished, else where the zero was
+    made. None for an op that zeros do not trouble."""
+    return vanished_eps(birth, fmt) or first_zero(birth)
 
 
-def _is_log1p(birth: Birth) -> bool:
-    """log1p is undefined at -1: a one was rounded to, and zeros among its inputs mean nothing."""
-    return birth.site is not None and birth.site.op == "aten::log1p"
+def first_zero(birth: Birth) -> ZeroOrigin | None:
+    """Where the zero was made. (An op that is undefined at 1 does not mind zeros among its inputs.)"""
+    return None if at_an_edge_of_one(birth) else birth.zero_origin

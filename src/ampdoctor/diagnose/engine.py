@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampdoctor.diagnose.first_fault import first_fault
+from ampdoctor.diagnose.gathering import gathered
 from ampdoctor.diagnose.gradient_histogram import gradient_histogram_of
 from ampdoctor.diagnose.inferred import INFERRED_ID
 from ampdoctor.diagnose.layers import layer_rows, parameter_rows
@@ -60,7 +61,8 @@ def _found(reading: Reading) -> list[Finding]:
 def _findings(found: Sequence[Finding], reading: Reading) -> tuple[Finding, ...]:
     """Waived ones marked; errors first, the verdict's own before others of its severity."""
     judged = waive(found, reading.policy.waivers, reading.policy.today)
-    return tuple(sorted(judged, key=lambda f: (SEVERITIES.index(f.severity), not _is_headline(f, reading))))
+    order = sorted(judged, key=lambda f: (SEVERITIES.index(f.severity), not _is_headline(f, reading)))
+    return gathered(order)
 
 
 def _is_headline(finding: Finding, reading: Reading) -> bool:

@@ -15,7 +15,7 @@ def first_fault(reading: Reading) -> FirstFault | None:
     if reading.basis is not None:
         if reading.basis.standing == INPUT:
             return _from_input(reading.basis, reading)
-        return _from_birth(reading.basis, reading.trace)
+        return _from_birth(reading.basis, reading)
     if reading.raised is not None and reading.raised.raised is not None:
         return _from_raised(reading.raised, reading.raised.raised, reading)
     return None
@@ -34,8 +34,8 @@ def bad_tensor_of(birth: Birth, trace: Trace) -> BadTensor | None:
     return None
 
 
-def _from_birth(judged: JudgedBirth, trace: Trace) -> FirstFault:
-    birth = judged.birth
+def _from_birth(judged: JudgedBirth, reading: Reading) -> FirstFault:
+    birth, trace = judged.birth, reading.trace
     module = birth.site.module if birth.site else ""
     return FirstFault(
         phase=judged.phase,
@@ -60,7 +60,7 @@ def _from_birth(judged: JudgedBirth, trace: Trace) -> FirstFault:
         implicit_cast=birth.implicit_cast,
         constant=birth.constant,
         forward_op=birth.forward_op,
-        root=root_of(birth) if judged.cause == FLUSH else None,
+        root=root_of(birth, reading.fmt) if judged.cause == FLUSH else None,
         path=birth.path,
         reaches_loss=judged.reaches_loss,
         reaches_gradients=judged.reaches_gradients,

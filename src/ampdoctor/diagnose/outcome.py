@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ampdoctor.diagnose.wording import percent
 from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.trace import ParameterGradient, Pass, Trace
 from ampdoctor.facts.words import Role
@@ -37,6 +38,38 @@ def is_healthy(one_pass: Pass, forward_only: bool = False) -> bool:
     return all(p.nan == 0 and p.inf == 0 for p in one_pass.parameters)
 
 
+def is_wrong(trace: Trace, batch: int) -> bool:
+    """True where the loss, or the gradients at the configured scale, are finite and off by more than
+    rounding; where that scale overflows, the gradients are those of one that does not."""
+    reference, compared = _compared_passes(trace, batch)
+    return reference is not None and any(is_materially_wrong(p, reference) for p in compared)
+
+
+def what_is_wrong(trace: Trace, batch: int) -> str:
+    """``the loss is 5.5 % off FP32``, ``the gradients are 20.1 % off FP32``: of a batch whose outcome is."""
+    reference, compared = _compared_passes(trace, batch)
+    wrong = next((p for p in compared if reference and is_materially_wrong(p, reference)), None)
+    if reference is None or wrong is None:
+        return "the outcome is not FP32's"
+    error = loss_error(wrong, reference)
+    if error is not None and error > LOSS_ERROR:
+        return f"the loss is {percent(error)} off FP32"
+    error = gradient_error(wrong.parameters)
+    return f"the gradients are {percent(error)} off FP32" if error is not None else "gradients are off FP32"
+
+
+def _compared_passes(trace: Trace, batch: int) -> tuple[Pass | None, list[Pass]]:
+    """The batch's reference, and its candidate; with one at another scale whose gradients are finite."""
+    reference = find_pass(trace, "reference", batch)
+    candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
+    if reference is None or candidate is None:
+        return reference, []
+    if is_healthy(candidate):
+        return reference, [candidate]
+    others = [p for p in trace.passes if p.role == "ladder" and p.batch == batch and is_healthy(p)]
+    return reference, [candidate, *others[-1:]]
+
+
 def loss_error(candidate: Pass, reference: Pass) -> float | None:
     """|loss - reference loss| / |reference loss|; None where either is not finite or the reference is 0."""
     ours, theirs = candidate.loss, reference.loss
@@ -64,6 +97,8 @@ def is_materially_wrong(candidate: Pass, reference: Pass) -> bool:
     error = loss_error(candidate, reference)
     if error is not None and error > LOSS_ERROR:
         return True
+    if not is_healthy(candidate, forward_only=True):
+        return False  # a gradient that overflows is wrong for a reason of its own
     fmt = FLOAT_FORMATS.get(candidate.dtype)
     smallest = fmt.min_normal / candidate.loss_scale if fmt else 0.0
     held = [p for p in without_noise(candidate.parameters) if (p.reference_absmax or 0.0) >= smallest]

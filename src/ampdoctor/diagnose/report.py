@@ -20,6 +20,19 @@ SCHEMA = "ampdoctor.report/1"
 
 
 @dataclass(frozen=True)
+class FindingPlace:
+    """One of several places of a finding, with what is said of it alone."""
+
+    module: str
+    op: str
+    source: Source | None
+    message: str
+    evidence: Mapping[str, Any]
+    count: int
+    amounts: Amounts
+
+
+@dataclass(frozen=True)
 class Finding:
     """One diagnosis: rule code, severity, site, evidence in numbers, remedy."""
 
@@ -43,6 +56,9 @@ class Finding:
     """It speaks once for the whole scan, whatever module it names; else for its place."""
     tensor: str = ""
     """The weight, buffer or batch tensor it is about, where no line is; else ''."""
+    places: tuple[FindingPlace, ...] = ()
+    """Where it speaks of several, all of them, its own first: they run the same line, or hand on the same
+    stream of values."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,7 @@ class FirstFault:
     reference_value: float | None
     """What it was in the FP32 pass."""
     fp32_also_fails: bool
+    """FP32 has it at the same place; or, of a value out of an op's domain, ends non-finite as well."""
     loss_scale: float
     inputs: tuple[OperandFact, ...]
     implicit_cast: bool

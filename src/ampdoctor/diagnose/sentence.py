@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ampdoctor.diagnose.cause import CANCELLATION, is_of_a_negative
+from ampdoctor.diagnose.cause import CANCELLATION
+from ampdoctor.diagnose.domain import leaves_domain
 from ampdoctor.diagnose.first_fault import tensor_name
 from ampdoctor.diagnose.headline import Headline
-from ampdoctor.diagnose.outcome import share_lost
+from ampdoctor.diagnose.outcome import find_pass, share_lost, what_is_wrong
 from ampdoctor.diagnose.report import FirstFault
 from ampdoctor.diagnose.standing import SILENT
 from ampdoctor.diagnose.updates import update_damage
@@ -46,9 +47,8 @@ def sentence_of(reading: Reading, fault: FirstFault | None) -> Headline:
                 "OVERFLOW in forward.", f"{where} uses {number(fault.constant)}, which {name} cannot hold."
             )
         case "forward-overflow" if reading.basis is not None and reading.basis.standing == SILENT:
-            return Headline(
-                "OVERFLOW in forward, silently.", f"{where} leaves the {name} range; the loss is wrong."
-            )
+            wrong = what_is_wrong(reading.trace, reading.basis.birth.batch)
+            return Headline("OVERFLOW in forward, silently.", f"{where} leaves the {name} range; {wrong}.")
         case "forward-overflow":
             again = "forward, recomputed in backward" if fault and fault.phase == "backward" else "forward"
             held = format_name(fault.dtype) if fault else name
@@ -63,20 +63,15 @@ def sentence_of(reading: Reading, fault: FirstFault | None) -> Headline:
             return Headline(
                 "ROUNDED TO ZERO.", f"{_op_in(fault)} needs a value that {name} made zero; {_fp32(reading)}."
             )
-        case "forward-undefined" if reading.basis is not None and is_of_a_negative(reading.basis.birth):
+        case "forward-undefined" if _fp32_fails_by_another_sign(reading):
             return Headline(
                 "UNDEFINED in forward.",
                 f"{_op_in(fault)} is given {_argument(reading)}; FP32 fails too: no matter of precision.",
             )
         case "forward-undefined":
-            return Headline(
-                "UNDEFINED in forward.",
-                f"{where} makes {_value(fault)}, in FP32 too: no matter of precision.",
-            )
+            return Headline("UNDEFINED in forward.", f"{where} makes {_value(fault)}{_in_fp32_too(reading)}.")
         case "backward-undefined":
-            return Headline(
-                "UNDEFINED in backward.", f"{where} makes gradients NaN, in FP32 too: no matter of precision."
-            )
+            return Headline("UNDEFINED in backward.", f"{where} makes gradients NaN{_in_fp32_too(reading)}.")
         case "no-workable-scale":
             return Headline("NO LOSS SCALE WORKS.", _no_scale(reading, fault, name))
         case "backward-overflow":
@@ -97,11 +92,29 @@ def sentence_of(reading: Reading, fault: FirstFault | None) -> Headline:
 def _fp32(reading: Reading) -> str:
     """What the FP32 pass of that batch came to: nothing is fine that was not seen to end well."""
     basis = reading.basis
+    reference = find_pass(reading.trace, "reference", basis.birth.batch) if basis else None
+    if basis is not None and reference is None:
+        return "there was no FP32 run to compare with"
+    if reference is not None and reference.raised is not None:
+        return "the FP32 run raised"
     if basis is None or not basis.fp32_fails:
         return "FP32 is fine"
     if basis.birth.reference == "same":
         return "the model itself casts to it, so the FP32 run has it as well"
     return "the FP32 run is not finite either, from another place"
+
+
+def _in_fp32_too(reading: Reading) -> str:
+    """``, in FP32 too: no matter of precision``, where FP32 was seen to have it."""
+    birth = reading.basis.birth if reading.basis else None
+    if birth is None or birth.origin != "op" or birth.reference == "same":
+        return ", in FP32 too: no matter of precision"
+    return " on these inputs" if birth.rerun == "not-run" else " on these inputs, in float64 too"
+
+
+def _fp32_fails_by_another_sign(reading: Reading) -> bool:
+    birth = reading.basis.birth if reading.basis else None
+    return birth is not None and leaves_domain(birth) and birth.reference != "absent"
 
 
 def _argument(reading: Reading) -> str:

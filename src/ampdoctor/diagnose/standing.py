@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ampdoctor.diagnose.cause import GENUINE, RANGE, cause_of
 from ampdoctor.diagnose.inferred import inferred_birth
-from ampdoctor.diagnose.outcome import find_pass, is_healthy, is_materially_wrong
+from ampdoctor.diagnose.outcome import find_pass, is_healthy, is_wrong
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Birth, Pass, Trace
 from ampdoctor.facts.words import Cause, Phase, Standing
@@ -252,7 +252,7 @@ def _with_silent_fault(judged: list[JudgedBirth], trace: Trace) -> list[JudgedBi
         j
         for j in judged
         if j.standing == HARMLESS and j.phase == "forward" and j.cause != GENUINE
-        if _outcome_is_wrong(trace, j.birth.batch)
+        if is_wrong(trace, j.birth.batch)
     ]
     first = min(suspects, key=_order, default=None)
     return [_restand(j, SILENT) if j is first else j for j in judged]
@@ -279,13 +279,7 @@ def _outcome_agrees(trace: Trace, batch: int) -> bool:
     candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
     if candidate is None or not is_healthy(candidate, trace.environment.forward_only):
         return False
-    return not trace.environment.forward_only and not _outcome_is_wrong(trace, batch)
-
-
-def _outcome_is_wrong(trace: Trace, batch: int) -> bool:
-    reference = find_pass(trace, "reference", batch)
-    candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
-    return reference is not None and candidate is not None and is_materially_wrong(candidate, reference)
+    return not trace.environment.forward_only and not is_wrong(trace, batch)
 
 
 def _restand(judged: JudgedBirth, standing: Standing) -> JudgedBirth:

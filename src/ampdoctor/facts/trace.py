@@ -262,6 +262,8 @@ class Birth:
     """Buffers that hold it after the pass: the next step starts from them."""
     argument: float | None = None
     """What an op of one argument (a root, a logarithm, exp) was given at ``index``; None for other ops."""
+    zero_chain: tuple[ZeroOrigin, ...] = ()
+    """The ops that make zeros on the way here from ``zero_origin``, which is the last: nearest first."""
 
     @property
     def line(self) -> Source | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampdoctor.diagnose.gate_result import Check
+from ampdoctor.diagnose.gathering import apart
 from ampdoctor.diagnose.report import Finding, LayerRow, Report
 from ampdoctor.facts.trace import Environment
 from ampdoctor.facts.words import SEVERITIES, Severity
@@ -98,7 +99,7 @@ def key_of(finding: Finding) -> Key:
 def known_of(report: Report, rules: GateRules, broken: Sequence[Check]) -> Known:
     """The section that accepts all that this report shows. ``broken``: failed and unchecked limits."""
     groups: dict[Key, list[Finding]] = {}
-    for finding in report.findings:
+    for finding in apart(report.findings):
         if finding.accepted is None and (finding.severity != "info" or rules.fails_on(finding)):
             groups.setdefault(key_of(finding), []).append(finding)
     limits = {

@@ -13,6 +13,7 @@ from ampdoctor.diagnose.gate_result import (
     GateResult,
     WaiverState,
 )
+from ampdoctor.diagnose.gathering import apart, gathered
 from ampdoctor.diagnose.report import Finding, Report
 from ampdoctor.diagnose.waivers import Waiver
 from ampdoctor.facts.words import GateStatus
@@ -36,6 +37,7 @@ def evaluate(
     if report.verdict == "not-measured" or report.interrupted:
         notes = tuple(_notes(report, None))
         return replace(report, gate=GateResult(NOT_MEASURED, (), 0, (), notes, "", _why_not(report)))
+    report = replace(report, findings=tuple(apart(report.findings)))
     limits = check_limits(report, rules)
     findings = _judge_findings(report, rules, known)
     broken = _judge_limits(report, limits, rules, known)
@@ -56,7 +58,7 @@ def evaluate(
     return replace(
         report,
         gate=gate,
-        findings=weighed(report.findings, findings.failing, findings.known, broken.failed),
+        findings=gathered(weighed(report.findings, findings.failing, findings.known, broken.failed)),
         waivers=tuple(_used(w, (*broken.failed, *broken.accepted)) for w in report.waivers),
     )
 

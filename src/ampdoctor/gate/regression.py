@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampdoctor.diagnose.gate_result import Check
+from ampdoctor.diagnose.gathering import apart
 from ampdoctor.diagnose.report import Finding, Report
 from ampdoctor.diagnose.wording import count_words, format_name, listing, percent, place, scale
 from ampdoctor.facts.words import SEVERITIES
@@ -109,7 +110,7 @@ def layer_losses(report: Report, known: Known, rules: GateRules) -> Iterator[Che
 
 def gone(report: Report, known: Known, broken: Sequence[Check]) -> Iterator[str]:
     """What the baseline knows and the report has no more, a phrase each."""
-    present = {key_of(finding) for finding in report.findings}
+    present = {key_of(finding) for finding in apart(report.findings)}
     for finding in known.findings:
         if finding.key not in present:
             line = f" ({finding.line})" if finding.line else ""

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ampdoctor.diagnose.advice import has_select
 from ampdoctor.diagnose.birth_findings import births_of, findings_by_place, samples_sentence, sentence
 from ampdoctor.diagnose.cause import GENUINE
 from ampdoctor.diagnose.first_fault import first_fault
@@ -48,11 +49,14 @@ _ROOTS = (
     "aten::_cdist_forward",
 )
 _WHERE = "select the argument before the function, torch.where(ok, x, safe) inside, not its result outside"
+_BOUND = "bound the argument before the function (x.clamp), not its result after it"
 
 
 def check(reading: Reading) -> Iterator[Finding]:
     """One finding per place whose derivative is undefined in every precision."""
-    yield from findings_by_place(CODE, TITLE, births_of(reading, _speaks), _message, _remedy)
+    yield from findings_by_place(
+        CODE, TITLE, births_of(reading, _speaks), _message, lambda j: _remedy(reading, j)
+    )
     if reading.verdict == "backward-undefined" and reading.basis and reading.basis.standing == INPUT:
         yield from _masked_input(reading, reading.basis)
 
@@ -74,13 +78,15 @@ def _message(judged: JudgedBirth) -> str:
     return f"The derivative of {of} is {value} here, in FP32 too.{samples_sentence(judged)}"
 
 
-def _remedy(judged: JudgedBirth) -> str:
+def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     birth = judged.birth
+    selects = has_select(reading, birth)
     if judged.phase == "forward":
-        return sentence(_WHERE)
+        return sentence(_WHERE if selects else _BOUND)
     if birth.forward_op in _ROOTS:
         return "Put an eps inside the root: sqrt(x + eps), (x + eps) ** p. Outside it does not help."
-    return sentence("keep the argument away from the point where the derivative is infinite; " + _WHERE)
+    away = "keep the argument away from the point where the derivative is infinite"
+    return sentence(f"{away}; {_WHERE}" if selects else away)
 
 
 def _masked_input(reading: Reading, basis: JudgedBirth) -> Iterator[Finding]:

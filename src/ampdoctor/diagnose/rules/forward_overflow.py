@@ -19,7 +19,8 @@ How it is found
 What to do
     1. Run this op in FP32: torch.autocast(device_type, enabled=False) around
        the line, .float() on its inputs. One such island costs little;
-       ampdoctor names the place.
+       ampdoctor names the place, and says where the result itself does not
+       fit: then what takes it must be in FP32 as well.
     2. Or make the value smaller: scale before a product instead of after it
        (queries before Q K^T), take a mean instead of a sum, clamp a learnt
        temperature, divide a residual branch.
@@ -42,15 +43,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.advice import keep_in_fp32
 from ampdoctor.diagnose.birth_findings import (
     births_of,
     findings_by_place,
-    keep_in_fp32,
     overflow_words,
     samples_sentence,
     sentence,
 )
-from ampdoctor.diagnose.cause import RANGE
+from ampdoctor.diagnose.cause import RANGE, stays_half
 from ampdoctor.diagnose.constants import is_constant_fault
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
@@ -95,7 +96,7 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
         what = "that sample" if len(birth.samples or ()) == 1 else "those samples"
         advice += f"; look at {what} first"
     exact = birth.exact_value
-    fits_bf16 = exact is None or abs(exact) < BFLOAT16.overflow_at
+    fits_bf16 = (exact is None or abs(exact) < BFLOAT16.overflow_at) and not stays_half(birth)
     if birth.dtype == "float16" and fits_bf16 and not lone:
         advice += "; or train in BF16"
     return sentence(advice)

@@ -40,7 +40,8 @@ from ampdoctor.diagnose.birth_findings import (
     samples_sentence,
     sentence,
 )
-from ampdoctor.diagnose.cause import GENUINE, is_of_a_negative
+from ampdoctor.diagnose.cause import GENUINE
+from ampdoctor.diagnose.domain import leaves_domain
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import JudgedBirth, only_the_derivative
@@ -52,7 +53,6 @@ _REMEDIES = {
     "aten::_softmax": _UNMASK,
     "aten::_safe_softmax": _UNMASK,
     "aten::_log_softmax": _UNMASK,
-    "aten::exp": "clamp the argument: exp is inf from 88.7 on in FP32, from 11.1 on in FP16",
     "aten::log": "clamp the argument away from zero, or take the log inside a stable function (logsigmoid)",
     "aten::log1p": "clamp the argument away from -1",
     "aten::div": "add an eps to the divisor that survives next to the other terms",
@@ -61,13 +61,19 @@ _REMEDIES = {
     "aten::_ctc_loss": "drop samples whose target does not fit their input, or pass zero_infinity=True",
     "aten::nll_loss_forward": "skip a batch in which every label is ignored: its mean is 0 / 0",
     "aten::nll_loss2d_forward": "skip a batch in which every label is ignored: its mean is 0 / 0",
-    "aten::mul": "do not multiply a masked infinity by zero: select with torch.where instead",
+    "aten::mul": "replace the infinity before the product (x.masked_fill(torch.isinf(x), 0)): 0 * inf is NaN",
 }
+_TITLE_ALONE = "undefined in forward"
 
 
 def check(reading: Reading) -> Iterable[Finding]:
     """One finding per place in the forward that is undefined in every precision."""
-    return findings_by_place(CODE, TITLE, births_of(reading, _speaks), _message, _remedy)
+    births = births_of(reading, _speaks)
+    compared = [j for j in births if j.birth.reference == "same"]
+    yield from findings_by_place(CODE, TITLE, compared, _message, _remedy)
+    # FP32 has no such site, or another value there: what it does is not this rule's to say.
+    others = [j for j in births if j.birth.reference != "same"]
+    yield from findings_by_place(CODE, _TITLE_ALONE, others, _message, _remedy)
 
 
 def _speaks(judged: JudgedBirth) -> bool:
@@ -78,7 +84,7 @@ def _message(judged: JudgedBirth) -> str:
     birth = judged.birth
     what = "NaN" if birth.value == "nan" else "inf"
     op = short_op(birth.site.op) if birth.site else ""
-    if is_of_a_negative(birth) and birth.reference != "same":
+    if leaves_domain(birth) and birth.reference != "same":
         return (
             f"{op} is given {number(birth.argument)}, by a difference of nearly equal numbers. The FP32 run, "
             f"with other rounding, is not finite either.{samples_sentence(judged)}"
@@ -88,9 +94,16 @@ def _message(judged: JudgedBirth) -> str:
 
 
 def _remedy(judged: JudgedBirth) -> str:
-    op = judged.birth.site.op if judged.birth.site else ""
-    if is_of_a_negative(judged.birth) and judged.birth.reference != "same":
+    birth = judged.birth
+    op = birth.site.op if birth.site else ""
+    if leaves_domain(birth) and birth.reference != "same":
         return sentence(WITHOUT_THE_DIFFERENCE + ". Neither BF16 nor a loss scale helps")
+    if op == "aten::exp":
+        here = f", and it is {number(birth.argument)} here" if birth.argument is not None else ""
+        return (
+            f"Clamp the argument: exp is inf from 88.7 on in FP32, from 11.1 on in FP16{here}. Neither BF16 "
+            "nor a loss scale helps."
+        )
     known = _REMEDIES.get(op, "mend the formula or the data: precision is not the cause")
     return sentence(known + ". Neither BF16 nor a loss scale helps" if op in _REMEDIES else known)
 

@@ -36,11 +36,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.advice import keep_in_fp32
 from ampdoctor.diagnose.amounts import Amounts
 from ampdoctor.diagnose.birth_findings import (
     births_of,
     findings_by_place,
-    keep_in_fp32,
     overflow_words,
     sentence,
 )

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ampdoctor.diagnose.advice import autocast_off
 from ampdoctor.diagnose.birth_findings import sentence
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
@@ -35,6 +36,7 @@ from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import first_line
 from ampdoctor.facts.trace import Raised
 
+_NO_KERNEL = ("unsupported dtype", "not implemented for", "not supported", "when computing in half precision")
 _DTYPE_WORDS = ("dtype", "same type", "scalar type", "expected m1 and m2", "must have the same")
 
 
@@ -61,7 +63,9 @@ def check(reading: Reading) -> Iterable[Finding]:
                 "batch": reading.raised.batch,
                 "emulated_refusal": raised.emulated_refusal,
             },
-            remedy=_remedy(raised) if reading.basis is None else "It goes with the fault that it found.",
+            remedy=_remedy(reading, raised)
+            if reading.basis is None
+            else "It goes with the fault that it found.",
         ),
     )
 
@@ -72,13 +76,17 @@ def _message(raised: Raised) -> str:
     return f"{raised.type} in {raised.phase}: {first_line(raised.message)}"
 
 
-def _remedy(raised: Raised) -> str:
+def _remedy(reading: Reading, raised: Raised) -> str:
     text = raised.message.lower()
+    autocasts = reading.trace.environment.mode == "autocast"
+    off = f", {autocast_off(reading)} around it" if autocasts else ""
     if "binary_cross_entropy" in text or "binary_cross_entropy" in raised.op:
         return "Use binary_cross_entropy_with_logits on the logits (drop the sigmoid)."
+    if any(word in text for word in _NO_KERNEL):
+        return f"This op does not run in {reading.fmt_name}: call .float() on its input on this line{off}."
     if any(word in text for word in _DTYPE_WORDS):
         return "Convert one side on this line (x.to(y.dtype)), or create the tensor in the dtype it meets."
-    return "Run this line in FP32: torch.autocast(..., enabled=False) around it, .float() on its inputs."
+    return f"Run this line in FP32: .float() on its inputs{off}."
 
 
 CODE, TITLE = "AMP107", "raises in this precision only"

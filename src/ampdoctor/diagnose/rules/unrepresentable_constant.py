@@ -13,8 +13,9 @@ How it is found
     an addition of an eps whose result is zero here and not in FP32.
 
 What to do
-    Mask with float("-inf") through masked_fill or torch.where, or with half
-    of finfo(dtype).min, or hand scaled_dot_product_attention a boolean mask.
+    Mask with torch.finfo(x.dtype).min through masked_fill (half of it where it
+    is added), or hand scaled_dot_product_attention a boolean mask. -inf is for
+    masks that leave something in every row.
     Add an eps in FP32, or use one the format can hold. BF16 holds -1e9 and
     1e-8. It does not help masks that follow finfo(dtype): they follow it
     there too.
@@ -33,20 +34,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ampdoctor.diagnose.advice import eps_remedy
 from ampdoctor.diagnose.birth_findings import births_of, findings_by_place, samples_sentence
 from ampdoctor.diagnose.cause import FLUSH, RANGE
-from ampdoctor.diagnose.constants import is_constant_fault, is_finfo_mask, is_vanished_eps, root_of
+from ampdoctor.diagnose.constants import is_constant_fault, is_finfo_mask, vanished_eps
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import HARMLESS, JudgedBirth
 from ampdoctor.diagnose.verdict import Reading
-from ampdoctor.diagnose.wording import first_line, format_name, number, source_place
-from ampdoctor.facts.trace import Raised
+from ampdoctor.diagnose.wording import first_line, format_name, number, short_op, source_place
+from ampdoctor.facts.floats import BFLOAT16
+from ampdoctor.facts.trace import Raised, ZeroOrigin
 
 _MASK_REMEDY = (
-    'Mask with float("-inf") through masked_fill or torch.where, or with finfo(dtype).min / 2; '
-    "BF16 holds this constant."
+    "Mask with torch.finfo(x.dtype).min through masked_fill, or with half of it where it is added to scores; "
+    'with float("-inf") only where no row is masked throughout, since the softmax of such a row is NaN.'
 )
+_IN_BF16 = " BF16 holds this constant."
 _FINFO_REMEDY = (
     "Use half of finfo(dtype).min, or a boolean mask with masked_fill: nothing can be added to the lowest "
     "value. BF16 is no cure: finfo follows the dtype."
@@ -79,7 +83,13 @@ def _message(judged: JudgedBirth) -> str:
 
 
 def _remedy(judged: JudgedBirth) -> str:
-    return _FINFO_REMEDY if is_finfo_mask(judged.birth) else _MASK_REMEDY
+    if is_finfo_mask(judged.birth):
+        return _FINFO_REMEDY
+    return _MASK_REMEDY + _bf16(judged.birth.exact_value)
+
+
+def _bf16(constant: float | None) -> str:
+    return "" if constant is None or abs(constant) >= BFLOAT16.overflow_at else _IN_BF16
 
 
 def _from_raised(raised: Raised, reading: Reading) -> Finding:
@@ -94,33 +104,37 @@ def _from_raised(raised: Raised, reading: Reading) -> Finding:
         message=f"{name} cannot hold {number(raised.constant)}, and PyTorch raises {raised.type}: "
         f"{first_line(raised.message)}",
         evidence={"constant": raised.constant, "exception": raised.type, "message": raised.message},
-        remedy=_MASK_REMEDY,
+        remedy=_MASK_REMEDY + _bf16(raised.constant),
     )
 
 
 def _vanished(reading: Reading) -> Iterable[Finding]:
-    """The eps behind a flush: named at its own line, beside the division it failed to guard."""
-    seen: set[tuple[str, str]] = set()
-    for j in births_of(reading, lambda j: j.cause == FLUSH and is_vanished_eps(j.birth, reading.fmt)):
-        root = root_of(j.birth)
-        if root is None or (key := (root.site.module, source_place(root.source))) in seen:
-            continue
-        seen.add(key)
+    """The eps behind a flush: named at its own line, once, with what it failed to guard."""
+    groups: dict[tuple[str, str], list[tuple[JudgedBirth, ZeroOrigin]]] = {}
+    for j in births_of(reading, lambda j: j.cause == FLUSH):
+        eps = vanished_eps(j.birth, reading.fmt)
+        if eps is not None:
+            groups.setdefault((eps.site.module, source_place(eps.source)), []).append((j, eps))
+    for group in groups.values():
+        j, eps = group[0]
+        guarded = short_op(j.birth.site.op) if j.birth.site else "an op"
+        value = "NaN" if j.birth.value == "nan" else "inf"
         yield Finding(
             code=CODE,
-            severity="info" if j.standing == HARMLESS else "error",
+            severity="info" if all(j.standing == HARMLESS for j, _ in group) else "error",
             title=TITLE,
-            module=root.site.module,
-            op=root.site.op,
-            source=root.source,
-            message=f"The eps {number(root.constant)} is 0 in {reading.fmt_name}, which keeps nothing at or "
-            f"below {number(reading.fmt.flush_at)}.",
+            module=eps.site.module,
+            op=eps.site.op,
+            source=eps.source,
+            message=f"The eps {number(eps.constant)} is 0 in {reading.fmt_name}, which keeps nothing at or "
+            f"below {number(reading.fmt.flush_at)}: {guarded} gives {value}.",
             evidence={
-                "constant": root.constant,
-                "zeros": root.zeros,
+                "constant": eps.constant,
+                "zeros": eps.zeros,
                 "flush_at": reading.fmt.flush_at,
             },
-            remedy="Add the eps in FP32, or use one the format can hold (1e-4 and more is safe in FP16).",
+            remedy=eps_remedy(reading, j.birth),
+            count=len(group),
         )
 
 

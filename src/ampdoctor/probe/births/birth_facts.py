@@ -47,6 +47,7 @@ def _fact(
     index = _unraveled(where, shape)
     exact, rerun = _exact_at(birth, where)
     place = birth.place
+    chain = _zero_chain(birth, seen.look, sites) if birth.origin == "op" else ()
     return Birth(
         id=numbers[id(birth)],
         origin=birth.origin,
@@ -71,7 +72,7 @@ def _fact(
         reference_value=twin.value if twin is not None else None,
         operands=tuple(OperandFact(**vars(o)) for o in birth.operands),
         constant=birth.constant,
-        zero_origin=_zero_origin(birth, seen.look, sites) if birth.origin == "op" else None,
+        zero_origin=chain[-1] if chain else None,
         parents=tuple(numbers[id(b)] for p in birth.parents if id(b := seen.look.births[p]) in numbers),
         reaches_loss=birth.reaches_loss,
         reaches_gradients=tuple(birth.reaches_gradients),
@@ -82,6 +83,7 @@ def _fact(
         shared=twin.shared if twin is not None else 0,
         shared_index=_unraveled(twin.shared_at, shape) if twin is not None and twin.shared else (),
         argument=_argument_at(birth, where),
+        zero_chain=chain,
     )
 
 
@@ -114,13 +116,21 @@ def _samples(birth: Newborn, batch_size: int | None) -> tuple[int, ...] | None:
     return tuple(int(i) for i in torch.nonzero(rows).flatten())
 
 
-def _zero_origin(birth: Newborn, look: SecondLook, sites: dict[Site, SiteRecord]) -> ZeroOrigin | None:
-    """Where the zeros among the birth's operands began: the op furthest back along a line of ops that all
-    hold zeros the reference does not. Asked only of a birth that a zero can have caused."""
-    if not any(o.zeros for o in birth.operands):
-        return None
-    found: tuple[int, ZeroOrigin] | None = None
-    frontier = list(look.inputs_of.get(birth.order, ()))
+_DIVISIONS = ("aten::div", "aten::div_")
+
+
+def _zero_chain(birth: Newborn, look: SecondLook, sites: dict[Site, SiteRecord]) -> tuple[ZeroOrigin, ...]:
+    """The ops that made the zeros among the birth's operands, nearest first, each with zeros that the
+    reference does not have: the last is where they began. () for a birth that no zero can have caused."""
+    operands = birth.operands
+    if birth.site is not None and birth.site.op in _DIVISIONS and len(operands) == 2:
+        operands = operands[1:]  # 0 / x is no fault, whatever made the 0
+    zeros = [o for o in operands if o.zeros]
+    if not zeros:
+        return ()
+    makers = [o.made_by.order for o in zeros if o.made_by is not None]
+    found: list[tuple[int, ZeroOrigin]] = []
+    frontier = makers or list(look.inputs_of.get(birth.order, ()))
     seen: set[int] = set()
     while frontier:
         order = frontier.pop(0)
@@ -129,12 +139,11 @@ def _zero_origin(birth: Newborn, look: SecondLook, sites: dict[Site, SiteRecord]
         seen.add(order)
         zero = _excess_zeros(order, look, sites)
         if zero is not None:
-            if found is None or order < found[0]:
-                found = (order, zero)
+            found.append((order, zero))
             frontier += look.inputs_of.get(order, ())
         elif any(s.op == CAST and s in look.zeros for s in look.sites.get(order, ())):
             frontier += look.inputs_of.get(order, ())  # a cast that only carries zeros on
-    return found[1] if found is not None else None
+    return tuple(zero for _, zero in sorted(found, key=lambda f: -f[0]))
 
 
 def _excess_zeros(order: int, look: SecondLook, sites: dict[Site, SiteRecord]) -> ZeroOrigin | None:

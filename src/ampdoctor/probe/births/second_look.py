@@ -151,6 +151,9 @@ class SecondLook(Observer):
             self._settle(tensor, op, ids)
             self._maker.put(tensor, step)
             arrived |= ids
+        for t in flat(outputs):
+            if is_countable(t) and not any(t is counted for counted in tensors):
+                self._known.put(t, frozenset())  # memory that the op never fills
         for i, t in enumerate(made_beside(func, args, kwargs, made)):
             ids = arrived if has_nonfinite(t) else frozenset()
             if has_nonfinite(t) and not arrived:

@@ -224,19 +224,16 @@ class Observer(TorchDispatchMode):
         return sites
 
     def is_implicit_cast(self, op: Op, place: Place) -> bool:
-        """Autocast put this cast in: the user's line converts nothing."""
-        return (
-            op.name == "aten::_to_copy"
-            and self.precision.autocasts
-            and place.phase != "optimizer"
-            and not line_converts(place)
-        )
+        """Autocast put this cast in, or it is the derivative of one that it did: the user's line converts
+        nothing. The cast of a type promotion (half + float) is not autocast's; it shows in backward."""
+        of_a_cast = place.phase == "forward" or place.recomputed or place.forward_op == _CAST
+        return op.name == _CAST and self.precision.autocasts and of_a_cast and not line_converts(place)
 
     def _count(
         self, op: Op, place: Place, args: tuple[Any, ...], tensor: Tensor, unrounded: Tensor | None
     ) -> int:
         """The tally's row of an output; a wider copy of a tensor just counted is not counted again."""
-        if op.name == "aten::_to_copy" and isinstance(args[0], Tensor):
+        if op.name == _CAST and isinstance(args[0], Tensor):
             source = args[0]
             known = self._rows.get(source)
             if (
@@ -274,8 +271,18 @@ class Observer(TorchDispatchMode):
 
 
 def results(func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> Any:
-    """What an op made: its outputs; where it returns nothing, what it wrote to (``_foreach_mul_``)."""
-    return written(func, args, kwargs) if outputs is None else outputs
+    """What an op made: its outputs, those with memory it never fills left out; where it returns nothing,
+    what it wrote to (``_foreach_mul_``)."""
+    if outputs is None:
+        return written(func, args, kwargs)
+    name = "" if isinstance(func, HigherOrderOperator) else func._schema.name
+    unfilled = _UNFILLED.get(name, ())
+    return [None if i in unfilled else o for i, o in enumerate(outputs)] if unfilled else outputs
+
+
+_UNFILLED = {"aten::_ctc_loss": (1,), "aten::_cudnn_ctc_loss": (1,)}
+"""Op -> outputs of which only a part is ever written: the table of a CTC loss, past the end of a target that
+is shorter than the longest. (The rest of it is full of infinities that mean "not to be reached".)"""
 
 
 def is_countable(tensor: Any) -> bool:
@@ -298,6 +305,8 @@ def _has_own_dispatch(cls: type) -> bool:
 
 _DISABLED = torch._C._disabled_torch_dispatch_impl
 
+
+_CAST = "aten::_to_copy"
 
 Identity = tuple[int, torch.Size, tuple[int, ...], int | torch.SymInt, torch.dtype]
 

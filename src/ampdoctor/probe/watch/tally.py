@@ -13,6 +13,7 @@ from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.probe.watch.exponents import INF, LOWEST, NAN, POWERS, ZERO, ExponentCounter
+from ampdoctor.probe.watch.nonfinite import readable
 
 Extremes = tuple[float, float]
 """(min, max); NaN if any element is."""
@@ -72,7 +73,7 @@ class Tally:
                 known.counted = False
             return row
         known.rounded, known.ties = True, ties
-        before = unrounded.detach()
+        before = readable(unrounded.detach())
         self._extremes_before.add(row, *_aminmax(before))
         if not ties:
             self._nonzero_before.add(row, torch.count_nonzero(before))
@@ -137,7 +138,7 @@ class _Scalars:
 
 def _aminmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """(min, max), NaN if any element is; the 8-bit formats have no kernel for it."""
-    low, high = torch.aminmax(x.float() if x.itemsize == 1 else x)
+    low, high = torch.aminmax(readable(x))
     return low, high
 
 
