@@ -224,3 +224,20 @@ def test_report_runs_without_torch(tmp_path: Path) -> None:
     trace, _ = run_config(load_config(PACKAGE.parent.parent / "sample_configs" / "t5_ffn_overflow.yaml"))
     write_trace(trace, tmp_path / "trace.json")
     assert "blocks.1.ff.wo" in run_without_torch("report", str(tmp_path / "trace.json"))
+
+
+def numbers_without_a_word(file: Path) -> Iterator[str]:
+    """Numbers of a module that have a name and no line under it that says where they come from."""
+    body = ast.parse(file.read_text()).body
+    for line, following in zip(body, [*body[1:], ast.Pass()], strict=True):
+        value = getattr(line, "value", None)
+        value = value.operand if isinstance(value, ast.UnaryOp) else value
+        is_number = isinstance(value, ast.Constant) and type(value.value) in (int, float)
+        said = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        if isinstance(line, (ast.Assign, ast.AnnAssign)) and is_number and not said:
+            yield f"{file.relative_to(SOURCE)}:{line.lineno} {ast.unparse(line)}"
+
+
+def test_a_threshold_says_where_it_comes_from() -> None:
+    judges = [file for file in FILES if layer_of(file) in ("diagnose", "gate", "scales", "facts")]
+    assert [wrong for file in judges for wrong in numbers_without_a_word(file)] == []

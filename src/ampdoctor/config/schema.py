@@ -22,6 +22,8 @@ from pydantic import (
     model_validator,
 )
 
+from ampdoctor.facts.words import Mode
+
 SEVERITIES = ("error", "warning", "info")
 
 
@@ -222,7 +224,7 @@ class OptimizerSection(TargetSection):
 class PrecisionSection(Section):
     """The run that is examined, and what it is compared with."""
 
-    mode: Literal["autocast", "half", "none"] = "autocast"
+    mode: Mode = "autocast"
     """autocast; half (weights and batch cast to dtype); none (as built)."""
     dtype: Literal["float16", "bfloat16"] = "float16"
     """The low-precision dtype."""

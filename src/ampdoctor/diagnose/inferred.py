@@ -6,6 +6,7 @@ from ampdoctor.diagnose.outcome import find_pass, is_finite, is_healthy
 from ampdoctor.facts.trace import Birth, Pass, SiteRecord, Trace
 
 INFERRED_ID = -1
+"""No birth of a trace has it: those count from 0."""
 
 
 def inferred_birth(trace: Trace) -> Birth | None:

@@ -15,6 +15,7 @@ from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.trace import Pass, SiteRecord
 
 _ROWS_BEFORE = 4
+"""Modules shown before the fault: where the growth began, at a glance."""
 _CASTS = ("aten::_to_copy", "aten::clone", "aten::copy_")
 
 

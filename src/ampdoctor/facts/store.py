@@ -25,6 +25,7 @@ from ampdoctor.facts.trace import Trace
 
 FORMAT = "ampdoctor.trace"
 VERSION = 1
+"""Of the file format."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 

@@ -16,6 +16,7 @@ from ampdoctor.gate.baseline import Known
 
 FORMAT = "ampdoctor.baseline"
 VERSION = 1
+"""Of the file format."""
 
 
 class BaselineError(ValueError):

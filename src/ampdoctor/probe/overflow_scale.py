@@ -21,7 +21,7 @@ HIGHEST = 127
 
 
 @dataclass(frozen=True)
-class Threshold:
+class StepCeiling:
     """What a backward at one loss scale says about others."""
 
     ceiling: int
@@ -30,7 +30,7 @@ class Threshold:
     """Module, op and forward op of the first tensor that is not finite."""
 
 
-class ThresholdWatch(Observer):
+class CeilingWatch(Observer):
     """Looks only at the range of each low-precision tensor that backward makes: half the work of counting."""
 
     def __init__(self, locator: Locator, precision: Precision) -> None:
@@ -53,7 +53,7 @@ class ThresholdWatch(Observer):
         self._largest.append(torch.maximum(-low, high).float())
         self._made.append((_name(tensor), place, op.name))
 
-    def read(self, scale: float) -> Threshold:
+    def read(self, scale: float) -> StepCeiling:
         """The threshold, read back from the device now. ``scale``: the loss scale of this backward."""
         ceiling, broken = HIGHEST, None
         largest = torch.stack(self._largest).tolist() if self._largest else []
@@ -63,7 +63,7 @@ class ThresholdWatch(Observer):
                 broken = broken or (place.module, op, place.forward_op)
             elif absmax > 0 and scale > 0:
                 ceiling = min(ceiling, ceiling_of(absmax / scale, fmt))
-        return Threshold(ceiling, broken)
+        return StepCeiling(ceiling, broken)
 
 
 def _name(tensor: Tensor) -> str:

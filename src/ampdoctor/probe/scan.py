@@ -322,19 +322,19 @@ class _Session:
         if run.loss is None or run.raised is not None:
             return
 
-        def bare() -> Tensor | None:
+        def unrecorded() -> Tensor | None:
             forward = replace(self.workload, step=_without_history(self.workload.step))
             again = run_pass(forward, batch, precision, self.plan.seed, Unrecorded)
             self.interrupted |= again.interrupted
             return again.loss
 
-        first = bare()
+        first = unrecorded()
         if self.interrupted or first is None:
             return
         if torch.equal(first, run.loss):
             self.deterministic, self.observer_changed_loss = True, False
             return
-        second = bare()
+        second = unrecorded()
         if second is not None:
             self.deterministic = torch.equal(first, second)
             self.observer_changed_loss = True if self.deterministic else None

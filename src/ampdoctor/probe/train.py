@@ -21,7 +21,7 @@ from ampdoctor.probe.births.bad_tensors import batch_size
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.environment import environment_of
-from ampdoctor.probe.overflow_scale import Threshold, ThresholdWatch
+from ampdoctor.probe.overflow_scale import CeilingWatch, StepCeiling
 from ampdoctor.probe.passes.device import choose_device, grad_scaler
 from ampdoctor.probe.passes.isolation import isolated, refuse_without_values, working_copy
 from ampdoctor.probe.passes.one_pass import MakeObserver, Run, take_step
@@ -119,11 +119,11 @@ class _Training:
         buffers = [b.detach().clone() for b in model.buffers()]
         scale = self.scaler.get_scale()
         self.optimizer.zero_grad()
-        run = self._take(step, scale, ThresholdWatch)
+        run = self._take(step, scale, CeilingWatch)
         self._refuse_failure(run, step)
         if run.interrupted:
             return None
-        threshold = _threshold(run, scale)
+        seen = _ceiling_of(run, scale)
         bad = self._bad(run)
         if not self._unscaled():
             return None
@@ -140,9 +140,9 @@ class _Training:
             loss=None if run.loss is None else float(run.loss),
             scale=scale,
             skipped=skipped,
-            ceiling=again.ceiling_below(scale) if skipped else _at_least(threshold.ceiling, scale),
+            ceiling=again.ceiling_below(scale) if skipped else _at_least(seen.ceiling, scale),
             bad_parameters=bad,
-            cause=self._cause(again, run, threshold, scale) if skipped else None,
+            cause=self._cause(again, run, seen, scale) if skipped else None,
         )
 
     def _batch(self, step: int) -> int:
@@ -200,10 +200,10 @@ class _Training:
                 "does the loss depend on them, and are they the model's own?",
             )
 
-    def _cause(self, again: _Again, run: Run, threshold: Threshold, scale: float) -> Birth | None:
+    def _cause(self, again: _Again, run: Run, seen: StepCeiling, scale: float) -> Birth | None:
         """The birth behind a skip. Skips that look the same from outside are looked into once."""
         sound = run.loss is not None and bool(torch.isfinite(run.loss).all())
-        looks = (sound, threshold.broken, self._bad(run))
+        looks = (sound, seen.broken, self._bad(run))
         if looks not in self.causes:
             self.causes[looks] = again.cause(scale)
         return self.causes[looks]
@@ -251,12 +251,12 @@ class _Again:
     def _predicted(self, exponent: int) -> int | None:
         """The ceiling as the step's tensors at 2^exponent predict it; None where it is not finite there."""
         scale = math.ldexp(1.0, exponent)
-        run = self.take(scale, ThresholdWatch)
+        run = self.take(scale, CeilingWatch)
         if run.interrupted:
             raise KeyboardInterrupt
         if run.raised is not None or not run.backward_ran or self.training._bad(run):
             return None
-        return _at_least(_threshold(run, scale).ceiling, scale)
+        return _at_least(_ceiling_of(run, scale).ceiling, scale)
 
     def cause(self, scale: float) -> Birth | None:
         """The first birth that reaches a gradient."""
@@ -272,9 +272,9 @@ class _Again:
         return min(reaching, key=lambda b: (b.origin == "declared", b.order), default=None)
 
 
-def _threshold(run: Run, scale: float) -> Threshold:
+def _ceiling_of(run: Run, scale: float) -> StepCeiling:
     watch = run.observer
-    assert isinstance(watch, ThresholdWatch)
+    assert isinstance(watch, CeilingWatch)
     return watch.read(scale)
 
 

@@ -34,10 +34,10 @@ def run_wide(
         item = wide.get(id(module))
         if item is None:
             return original(module, *args, **kwargs)
-        args, kwargs = tree_map(_widened, (args, kwargs))
+        args, kwargs = tree_map(_widen, (args, kwargs))
         with torch.autocast(device.type, enabled=False):
             outputs = original(module, *args, **kwargs)
-        return tree_map(lambda value: _narrowed(value, low), outputs) if item.casts_back else outputs
+        return tree_map(lambda value: _cast_back(value, low), outputs) if item.casts_back else outputs
 
     # Not a hook: see ``ModuleStack.watch``, which wraps this call and so gives the module its own casts.
     nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -66,9 +66,9 @@ def module_at(model: nn.Module, path: str) -> nn.Module:
         ) from error
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in _LOW else value
 
 
-def _narrowed(value: Any, low: torch.dtype) -> Any:
+def _cast_back(value: Any, low: torch.dtype) -> Any:
     return value.to(low) if isinstance(value, Tensor) and value.dtype == torch.float32 else value

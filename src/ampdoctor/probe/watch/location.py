@@ -27,7 +27,8 @@ CALLS_USER_CODE = "__ampdoctor_calls_user_code__"
 """A module of ours that defines this name calls the user's loss or optimizer: frames outside one of its
 frames belong to whoever scans, not to what is scanned."""
 
-_user_code: dict[CodeType, bool] = {}
+_user_files: dict[str, bool] = {}
+"""By file name: code objects are equal where only their files differ (a copy of one of torch's files)."""
 
 
 def _module_of(frame: FrameType) -> str:
@@ -39,16 +40,15 @@ def _calls_user_code(frame: FrameType) -> bool:
 
 
 def _is_user_code(frame: FrameType) -> bool:
-    code = frame.f_code
-    known = _user_code.get(code)
+    name = frame.f_code.co_filename
+    known = _user_files.get(name)
     if known is None:
-        name = code.co_filename
         known = not (
             _module_of(frame).partition(".")[0] == _OURS
             or name.startswith((_TORCH, "<"))
             or (name.startswith(_STDLIB) and not name.startswith(_SITE_PACKAGES))
         )
-        _user_code[code] = known
+        _user_files[name] = known
     return known
 
 
