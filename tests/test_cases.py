@@ -50,8 +50,6 @@ NOT_YET = frozenset(
     (
         "fwd_drift_none",
         "muon_ns_half",
-        "nograd_then_grad_mv",
-        "own_autocast_as_built",
         "state_in_containers",
         "two_gradient_windows",
         "weight_decay_lost_bf16",

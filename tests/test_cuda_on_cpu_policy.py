@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from ampdoctor.probe.cuda.on_cpu import (
     EmulatedRefusal,
     cuda_autocast_policy,
 )
+from case_runner import scan
 
 HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -269,3 +271,32 @@ def test_ops_on_the_cpus_list_alone_are_not_widened() -> None:
         assert F.pad(x, (1, 1, 1, 1), mode="reflect").dtype is HALF
         with pytest.raises(RuntimeError, match="float or double"):  # as quantile does on CUDA
             torch.quantile(ones(3), 0.5)
+
+
+@pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
+def test_a_weight_cast_first_without_gradients_has_those_that_the_installed_torch_gives(first: Any) -> None:
+    weight, x = torch.ones(2, 2, requires_grad=True), ones(2, dtype=SINGLE)
+    with torch.autocast("cpu", dtype=BRAIN):  # linear's kernel is PyTorch's own
+        with first():
+            F.linear(x, weight)
+        expected = F.linear(x, weight).requires_grad
+    with cuda_autocast_policy(), torch.autocast("cpu", dtype=HALF):
+        with first():
+            torch.mv(weight, x)  # and mv's is ours
+        assert torch.mv(weight, x).requires_grad == expected
+
+
+def test_as_built_the_user_s_own_autocast_for_cuda_is_emulated() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((1,), 300.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cuda", dtype=HALF):
+                return F.linear(x, self.weight[None]) * 1000.0
+
+    _, report = scan(Net(), torch.full((1, 1), 200.0), lambda m, x: m(x).float().sum(), mode="none")
+    assert report.verdict == "forward-overflow"  # 60,000 x 1,000 in half
+    assert report.first_fault is not None
+    assert report.first_fault.op == "aten::mul"

@@ -35,6 +35,7 @@ def cuda_autocast_policy() -> Iterator[None]:
     if _open:
         yield
         return
+    cache_keeps_graph()  # asked of PyTorch's own kernels
     with ExitStack() as undo:
         undo.callback(_close)
         _open.append(True)
@@ -199,9 +200,29 @@ def _cached_cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     known = _casts.get(id(value))
     if known is not None and known[0]() is value:
         return known[1]  # in whatever dtype it was cast to: PyTorch's cache does not ask either
-    cast = value.to(dtype)
+    if cache_keeps_graph():
+        if torch.is_inference_mode_enabled():
+            return value.to(dtype)
+        with torch.enable_grad():
+            cast = value.to(dtype)
+    else:
+        cast = value.to(dtype)
     _casts[id(value)] = (weakref.ref(value), cast)
     return cast
+
+
+@functools.cache
+def cache_keeps_graph() -> bool:
+    """Whether a weight that autocast casts first under ``no_grad`` still gets a gradient from later uses.
+
+    The installed torch is asked: up to 2.6, at least, the cast without a graph was served to all of them.
+    """
+    weight, x = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad():
+            torch.nn.functional.linear(x, weight)
+        with torch.enable_grad():
+            return torch.nn.functional.linear(x, weight).requires_grad
 
 
 def _widest_dtype(values: Sequence[Any], lower: torch.dtype) -> torch.dtype:

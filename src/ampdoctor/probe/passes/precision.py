@@ -108,7 +108,7 @@ def reference(device: torch.device, dtype: torch.dtype = torch.float32) -> Preci
 
 def candidate(plan: Plan, device: torch.device, loss_scale: float) -> Precision:
     """What the user asked for, at this loss scale."""
-    emulates = device.type == "cpu" and plan.emulate == "cuda" and plan.mode != "none"
+    emulates = device.type == "cpu" and plan.emulate == "cuda"
     return Precision(
         "candidate", plan.mode, DTYPES[plan.dtype], device, emulates, loss_scale, plan.wide_modules
     )
