@@ -159,3 +159,56 @@ def test_a_mask_in_the_batch_does_not_stop_the_search() -> None:
     assert report.verdict == "backward-overflow"
     assert report.loss_scale.searched
     assert report.loss_scale.ceiling == 2.0**14
+
+
+# ---------------------------------------------------------------- a reference that cannot run as written
+
+
+class Mixed(nn.Module):
+    """Its own .half() meets FP32 weights: autocast matches them, an FP32 run raises."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.inner, self.outer, self.factor = nn.Linear(2, 2), nn.Linear(2, 1), factor
+        nn.init.ones_(self.inner.weight), nn.init.zeros_(self.inner.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.outer(self.inner(x).half() * self.factor)
+        return out
+
+
+def mixed(factor: float) -> Report:
+    step = lambda model, x: model(x).float().square().mean()  # noqa: E731
+    return scan(Mixed(factor), torch.ones(3, 2), step, loss_scale=1.0)[1]
+
+
+def test_a_reference_that_raises_is_run_with_the_models_casts_widened() -> None:
+    """1 + 1 = 2, times 40,000: 80,000 in FP32, past the end of FP16."""
+    report = mixed(40_000.0)
+    fault = report.first_fault
+    assert fault is not None
+    assert (report.verdict, fault.exact_value, fault.reference_value) == ("forward-overflow", 80_000, 80_000)
+    (finding,) = [f for f in report.findings if f.code == "AMP906"]
+    assert (finding.severity, finding.module, finding.op) == ("info", "outer", "aten::addmm")
+    assert "must have the same dtype" in finding.message
+
+
+def test_within_the_range_it_is_compared_and_left_in_peace() -> None:
+    report = mixed(1.0)
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    assert report.losses[0].reference is not None
+
+
+def test_a_model_that_refuses_fp32_is_compared_with_nothing() -> None:
+    def only_half(model: nn.Module, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            raise TypeError("half only")
+        return torch.log(model(x) - 2).float().sum()
+
+    report = report_of(only_half, torch.ones(2), mode="half")
+    assert report.verdict == "forward-undefined"
+    assert "FP32" not in report.sentence
+    assert not any("FP32 has" in finding.message for finding in report.findings)
+    (finding,) = [f for f in report.findings if f.code == "AMP906"]
+    assert finding.severity == "warning"
+    assert "TypeError: half only. Nothing here is compared with FP32." in finding.message

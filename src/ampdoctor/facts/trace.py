@@ -156,6 +156,8 @@ class Pass:
     """Those that the pass wrote to."""
     output_error: float | None = None
     """Of a forward-only pass: |y - y_ref| / |y_ref| of the output tensors taken together; None elsewhere."""
+    raised_as_written: Raised | None = None
+    """What this FP32 pass raised as long as the model's own casts to 16 bits were not widened to FP32."""
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class _Session:
 
     def run(self) -> Trace:
         self.device = choose_device(self.plan.device)
+        self.reference = reference(self.device)
         with outside_autocast({"cpu", self.device.type}):
             return self._run()
 
@@ -133,7 +134,7 @@ class _Session:
     def _batch(self, index: int, batch: Any) -> None:
         steps = 2 * len(self.workload.batches)
         self.progress(f"FP32 reference, batch {index}", 2 * index, steps)
-        exact = self._plain(batch, reference(self.device))
+        exact = self._plain(batch, self.reference)
         self.exact[index] = exact
         self._keep(index, exact, exact, {})
         if self.interrupted:
@@ -144,6 +145,8 @@ class _Session:
         if self.first_candidate is None:
             self.first_candidate = run
         self._refuse_general_failure(batch, exact, run)
+        if exact.raised is not None and run.raised is None and not self.interrupted:
+            exact = self._with_casts_widened(index, batch, exact)
         records = run.observer.records()
         if self.interrupted or (_is_sound(records, run) and not run.interrupted):
             self._keep(index, run, exact, {}, records)
@@ -155,6 +158,17 @@ class _Session:
         self._keep(index, run, exact, look.exact if look is not None else {}, records)
         if look is not None:
             self._describe(index, batch, precision, look)
+
+    def _with_casts_widened(self, index: int, batch: Any, as_written: Run) -> Run:
+        """The reference without the model's own casts to 16 bits; the one that raised, if this does too."""
+        wide = self._plain(batch, replace(self.reference, widens_casts=True))
+        if wide.raised is not None or wide.interrupted:
+            return as_written
+        self.reference, wide.raised_as_written = wide.precision, as_written.raised
+        self.exact[index] = wide
+        self.passes.pop()
+        self._keep(index, wide, wide, {})
+        return wide
 
     # -- the loss scales that work
 
@@ -240,7 +254,7 @@ class _Session:
         twins = {}
         if by_site and not self.interrupted:
             watch = run_pass(
-                self.workload, batch, reference(self.device), self.plan.seed,
+                self.workload, batch, self.reference, self.plan.seed,
                 lambda locator, precision: ReferenceWatch(locator, precision, by_site),
             )  # fmt: skip
             assert isinstance(watch.observer, ReferenceWatch)
@@ -284,6 +298,7 @@ class _Session:
             interrupted=run.interrupted,
             buffers=compare_buffers(run.buffers, exact.buffers),
             output_error=output_error(run.outputs, exact.outputs),
+            raised_as_written=run.raised_as_written,
         )
 
     def _compared(self, index: int, run: Run, exact: Run) -> tuple[ParameterGradient, ...]:

@@ -20,6 +20,7 @@ from ampdoctor.diagnose.rules import (
     observer_effect,
     opaque_kernel,
     raises_in_precision,
+    reference_raised,
     scale_outside_window,
     swallowed_updates,
     thin_headroom,
@@ -49,4 +50,5 @@ RULES: tuple[Rule, ...] = (
     opaque_kernel.RULE,
     observer_effect.RULE,
     not_deterministic.RULE,
+    reference_raised.RULE,
 )

@@ -49,6 +49,8 @@ class Run:
     outputs: tuple[Tensor, ...] = ()
     """The model's output tensors, in a forward-only pass: they stand in the loss's place."""
     raised: Raised | None = None
+    raised_as_written: Raised | None = None
+    """Of a pass that widens the model's casts: what it raised without."""
     backward_ran: bool = False
     interrupted: bool = False
     buffers: dict[str, Tensor] = field(default_factory=dict)

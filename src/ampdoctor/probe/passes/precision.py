@@ -33,6 +33,8 @@ class Precision:
     loss_scale: float
     wide_modules: tuple[WideModule, ...] = ()
     """What of it runs in FP32."""
+    widens_casts: bool = False
+    """Tensors that the model itself makes in 16 bits are made in FP32: the reference cannot run otherwise."""
 
     @property
     def is_reference(self) -> bool:

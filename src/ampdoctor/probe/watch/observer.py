@@ -153,6 +153,8 @@ class Observer(TorchDispatchMode):
 
     def see(self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op returns, its place found."""
+        if self.precision.widens_casts and kwargs.get("dtype") in (torch.float16, torch.bfloat16):
+            kwargs = {**kwargs, "dtype": torch.float32}
         op = self._ops.get(func)
         if op is None:
             op = self._ops[func] = describe(func)
