@@ -8,10 +8,11 @@ from pathlib import Path
 import ampdoctor.schemas
 from ampdoctor.schemas.config import config_schema
 from ampdoctor.schemas.report import report_schema
+from ampdoctor.schemas.run import run_schema
 
 FOLDER = Path(ampdoctor.schemas.__file__).parent
 
-for name, schema in (("report", report_schema()), ("config", config_schema())):
+for name, schema in (("report", report_schema()), ("config", config_schema()), ("run", run_schema())):
     file = FOLDER / f"{name}.schema.json"
     file.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
     print(f"wrote {file}")

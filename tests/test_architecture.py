@@ -25,7 +25,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "facts": ("ampdoctor.facts",),
     "scales": (*LEAVES, "ampdoctor.scales"),
     "config": (*LEAVES, "ampdoctor.config", "pydantic", "pydantic_core", "yaml"),
-    "load": (*LEAVES, "ampdoctor.load", "ampdoctor.config", "torch", "numpy", "safetensors"),
+    "load": (
+        *LEAVES,
+        "ampdoctor.load",
+        "ampdoctor.config",
+        "ampdoctor.probe.watch.location",
+        "torch",
+        "numpy",
+        "safetensors",
+    ),
+    "live": (*LEAVES, "ampdoctor.live", "ampdoctor.probe.watch.location", "torch"),
     "probe": (
         *LEAVES,
         "ampdoctor.probe",
@@ -53,6 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *LEAVES,
         "ampdoctor.schemas",
         "ampdoctor.diagnose.report",
+        "ampdoctor.diagnose.run_report",
         "ampdoctor.config.schema",
     ),
     "api": (
@@ -60,6 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "ampdoctor.api",
         "ampdoctor.config",
         "ampdoctor.load",
+        "ampdoctor.live",
         "ampdoctor.probe",
         "ampdoctor.diagnose",
         "ampdoctor.gate",

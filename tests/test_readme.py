@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel
 
 from ampdoctor.config import Config, schema
+from ampdoctor.diagnose.loop.rules import LOOP_RULES
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.render import FORMATS
 
@@ -22,7 +23,7 @@ CONFIG_BLOCK = next(
 
 def test_every_rule_is_in_the_table() -> None:
     listed = re.findall(r"^\| (AMP\d{3}) \|", README, re.MULTILINE)
-    assert listed == sorted(rule.code for rule in RULES)
+    assert listed == sorted(rule.code for rule in (*RULES, *LOOP_RULES))
 
 
 def test_every_command_is_in_the_table() -> None:

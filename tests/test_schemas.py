@@ -18,12 +18,13 @@ from ampdoctor.errors import ConfigError
 from ampdoctor.schemas import NAMES, schema_text
 from ampdoctor.schemas.config import config_schema
 from ampdoctor.schemas.report import report_schema
+from ampdoctor.schemas.run import run_schema
 from case_runner import scanned_sample
 from hostile import accepted, clean, failing, many, sick, unchecked, without_source
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = sorted((ROOT / "sample_configs").glob("*.yaml"))
-GENERATED = {"report": report_schema, "config": config_schema}
+GENERATED = {"report": report_schema, "config": config_schema, "run": run_schema}
 
 
 def closed(schema: Any) -> Any:
@@ -233,4 +234,4 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
 
 def test_another_schema_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema", "trace"]) == 2
-    assert capsys.readouterr().err == "hint: schemas: report, config\nerror: there is no schema trace\n"
+    assert capsys.readouterr().err == "hint: schemas: report, config, run\nerror: there is no schema trace\n"

@@ -15,12 +15,18 @@ def explain(
     code: Annotated[str | None, typer.Argument(help="A rule's code, such as AMP101.")] = None,
 ) -> None:
     """Print what a rule means, how it is found and what to do; without a code, list all rules."""
+    from ampdoctor.diagnose.loop.rule import LoopRule
+    from ampdoctor.diagnose.loop.rules import LOOP_RULES
+    from ampdoctor.diagnose.rule import Rule
     from ampdoctor.diagnose.rules import RULES
 
+    every: list[Rule | LoopRule] = [*RULES, *LOOP_RULES]
+    rules = sorted(every, key=lambda rule: rule.code)
+
     if code is None:
-        print_document("".join(f"{r.code}  {r.severity:<7}  {r.title}\n" for r in RULES))
+        print_document("".join(f"{r.code}  {r.severity:<7}  {r.title}\n" for r in rules))
         return
-    pages = {rule.code: rule.page for rule in RULES}
+    pages = {rule.code: rule.page for rule in rules}
     wanted = code.strip().upper()
     if wanted.isdigit():
         wanted = f"AMP{wanted}"

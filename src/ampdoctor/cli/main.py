@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ampdoctor.cli import explain, gate, grad_histogram, init, report, scaler, scan, schema
+from ampdoctor.cli import run as run_command
 from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
 from ampdoctor.cli.failure import bare_words, exit_words, explain_error, fail, own_bug
 from ampdoctor.errors import AmpDoctorError
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("scan")(scan.scan)
+app.command("run", context_settings=run_command.SETTINGS)(run_command.run)
 app.command("scaler")(scaler.scaler)
 app.command("grad-histogram")(grad_histogram.grad_histogram)
 app.command("gate")(gate.gate)

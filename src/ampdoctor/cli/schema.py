@@ -12,7 +12,7 @@ from ampdoctor.errors import ConfigError
 
 
 def schema(
-    name: Annotated[str, typer.Argument(metavar="report|config", help="What to describe.")],
+    name: Annotated[str, typer.Argument(metavar="report|config|run", help="What to describe.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file.")] = None,
 ) -> None:
     """Print the JSON Schema of the JSON report or of the config."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-NAMES = ("report", "config")
+NAMES = ("report", "config", "run")
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 

@@ -62,9 +62,13 @@ class Definitions:
 
     def properties(self, cls: type) -> dict[str, Json]:
         """{field: its schema, with its docstring}, in the order of the class."""
+        return self.fields(cls, *(f.name for f in fields(cls)))
+
+    def fields(self, cls: type, *names: str) -> dict[str, Json]:
+        """The same of these fields alone."""
         hints = typing.get_type_hints(cls)
         docs = field_docs(cls)
-        return {f.name: described(self.of(hints[f.name]), docs.get(f.name, "")) for f in fields(cls)}
+        return {name: described(self.of(hints[name]), docs.get(name, "")) for name in names}
 
     def _reference(self, cls: type) -> Json:
         name = cls.__name__

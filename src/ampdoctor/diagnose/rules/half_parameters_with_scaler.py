@@ -33,6 +33,8 @@ from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import count_words, scale
+from ampdoctor.facts.loop import LoopTrace
+from ampdoctor.facts.site import Source
 from ampdoctor.facts.training import ScalerRun
 from ampdoctor.facts.words import Severity
 
@@ -63,14 +65,27 @@ def refused(run: ScalerRun) -> Iterable[Finding]:
     return (_finding("error", message, {"exception": run.refusal}),)
 
 
-def _finding(severity: Severity, message: str, evidence: dict[str, object]) -> Finding:
+def in_loop(trace: LoopTrace) -> Iterable[Finding]:
+    """One finding where the scaler of a training script refused, at the line that made the model half."""
+    for event in trace.events:
+        if event.kind in ("unscale", "scaler_step") and "FP16 gradients" in event.raised:
+            casts = [e for e in trace.events[: event.order] if e.kind == "cast" and e.dtype == "float16"]
+            source = casts[-1].source if casts else event.source
+            message = f"The trained parameters are FP16, and torch raised: {event.raised}"
+            yield _finding("error", message, {"exception": event.raised}, source)
+            return
+
+
+def _finding(
+    severity: Severity, message: str, evidence: dict[str, object], source: Source | None = None
+) -> Finding:
     return Finding(
         code=CODE,
         severity=severity,
         title=TITLE,
         module="",
         op="",
-        source=None,
+        source=source,
         message=message,
         evidence=evidence,
         remedy=_REMEDY,

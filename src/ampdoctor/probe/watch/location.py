@@ -30,6 +30,10 @@ frames belong to whoever scans, not to what is scanned."""
 _user_files: dict[str, bool] = {}
 """By file name: code objects are equal where only their files differ (a copy of one of torch's files)."""
 
+REPLAYS_USER_CODE = "__ampdoctor_replays_user_code__"
+"""A module of ours that defines this name repeats what a script did: its frames with a ``replayed_line``
+stand for that line."""
+
 
 def _module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
@@ -66,6 +70,9 @@ def user_line(in_backward: bool = False) -> Line | None:
     while frame is not None:
         if _is_user_code(frame):
             return frame.f_code, frame.f_lineno
+        if REPLAYS_USER_CODE in frame.f_globals and "replayed_line" in frame.f_code.co_varnames:
+            line: Line | None = frame.f_locals["replayed_line"]
+            return line
         if _calls_user_code(frame) or (in_backward and _module_of(frame) == _ENGINE):
             return None
         frame = frame.f_back

@@ -1,0 +1,25 @@
+"""AMP413: a hand-written optimizer that looks at no gradient."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+def loss_of(gain=1.0):
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = model(x * gain)
+    return F.cross_entropy(out.float(), y)
+
+
+for _ in range(3):
+    model.zero_grad()
+    (loss_of() * torch.tensor(float("inf"))).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.sub_(0.01 * p.grad)

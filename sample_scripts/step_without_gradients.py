@@ -1,0 +1,26 @@
+"""AMP408: an optimizer whose module took no part."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+
+def loss_of(gain=1.0):
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = model(x * gain)
+    return F.cross_entropy(out.float(), y)
+
+
+other = torch.optim.SGD(nn.Linear(4, 4).parameters(), lr=0.01)
+for _ in range(2):
+    optimizer.zero_grad()
+    scaler.scale(loss_of()).backward()
+    scaler.step(optimizer)
+    scaler.step(other)
+    scaler.update()

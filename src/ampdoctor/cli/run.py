@@ -1,0 +1,93 @@
+"""``ampdoctor run``: a training script, run as it is, its loop watched and its steps examined."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ampdoctor.cli.clock import today
+from ampdoctor.cli.failure import say
+from ampdoctor.cli.output import check_writable, drawing, write_document
+from ampdoctor.cli.scan import save_trace
+from ampdoctor.cli.sinks import FORMAT_HELP, Sink, sinks_of
+from ampdoctor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ampdoctor.diagnose.run_report import RunReport
+
+SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""What comes after the script's name is the script's."""
+_STATUS_OF_CTRL_C = 130
+
+
+def run(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its own arguments; or -m MODULE."),
+    ] = None,
+    module: Annotated[str | None, typer.Option("-m", help="Run a module, as python -m does.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop after so many steps.", min=1)] = None,
+    until_nan: Annotated[
+        bool, typer.Option("--until-nan", help="Stop at the first step that is not finite.")
+    ] = False,
+    step: Annotated[int | None, typer.Option(help="Examine this step, from 0.", min=0)] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="With --until-nan: examine that step, and go on.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="Keep the trace of the step examined, for `ampdoctor report`.")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help=FORMAT_HELP)] = "text",
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", "-o", metavar="[FORMAT=]FILE", help="Write to this file, not to stderr."),
+    ] = None,
+    all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+) -> int:
+    """Run a training script as python would, and examine its loop and its first step.
+
+    The report comes after it, on stderr; the exit status is the script's.
+    """
+    sinks = sinks_of(format_, output)
+    check_writable(save, "--save")
+    from ampdoctor.load.script.program import Program, check_program
+
+    words = tuple(script or ())
+    if module is None and not words:
+        raise ConfigError(
+            "no script to run", "ampdoctor run train.py --its --own args, or ampdoctor run -m package.train"
+        )
+    program = Program(words[0], words[1:]) if module is None else Program(module, words, is_module=True)
+    check_program(program)
+    from ampdoctor.api.script_run import Wanted, run_script
+    from ampdoctor.diagnose.policy import Policy
+
+    wanted = Wanted(steps, step, until_nan, keep_going)
+    # where files go is settled before the script changes the folder
+    sinks = tuple(Sink(s.format, s.file.absolute() if s.file else None) for s in sinks)
+    save = save.absolute() if save is not None else None
+    report, ended, traces = run_script(program, wanted, Policy(today=today()))
+    sys.stdout.flush()
+    if ended.said:
+        say(ended.said)
+    emit(report, sinks, all_layers)
+    if save is not None and traces:
+        save_trace(traces[-1], save)
+    return ended.status
+
+
+def emit(report: RunReport, sinks: Sequence[Sink], all_layers: bool) -> None:
+    """Nothing; the report is on stderr and in every file that was asked for."""
+    from ampdoctor.render.run import FORMATS
+
+    for sink in sinks:
+        document = FORMATS[sink.format](report, drawing(sink.file, all_layers))
+        if sink.file is None:
+            say(document.rstrip("\n"))
+        else:
+            write_document(document, sink.file)

@@ -1,0 +1,101 @@
+"""What every watcher of calls shares: who records, who listens, and whether to look at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ampdoctor.live.mode import ScriptMode
+from ampdoctor.live.recorder import Draft, Recorder
+from ampdoctor.live.scaled_losses import ScaledLosses
+
+
+class Listener(Protocol):
+    """What wants to know of a loop's backwards and of its optimizers' turns, at the moment they come."""
+
+    def function(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """A torch function that the script called outside modules."""
+
+    def root(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[[], Any]) -> Any:
+        """The outputs of ``call``, which runs a module that no other module called."""
+
+    def same(self, before: Any, after: Any) -> None:
+        """``after`` is ``before`` multiplied by a loss scale."""
+
+    def autocast_inside(self, dtype: torch.dtype) -> None:
+        """A root module opened autocast itself."""
+
+    def backward(self, root: Tensor, scaler: Any) -> None:
+        """Backward is about to begin from ``root``, which ``scaler`` has scaled (None: nobody)."""
+
+    def optimizer_turn(self, draft: Draft, skipped: bool) -> None:
+        """An optimizer is about to move the weights, or (``skipped``) its scaler has kept it from it."""
+
+
+class Around:
+    """The state of a watch that its parts share."""
+
+    def __init__(self, recorder: Recorder, listener: Listener) -> None:
+        self.recorder = recorder
+        self.listener = listener
+        self.losses = ScaledLosses()
+        self.mode = ScriptMode(recorder, listener)
+        self.mode.scaled_by_hand = self.losses.know_by_hand
+        self.module_depth = 0
+        """1 inside a root module's call."""
+        self.busy = False
+        """What is called now is torch's own business, or ours."""
+        self.scaler_step: tuple[Any, Draft] | None = None
+        """The scaler whose step is running, and that event."""
+        self._pid = os.getpid()
+
+    @property
+    def elsewhere(self) -> bool:
+        """This is a forked process, such as a data loader's worker."""
+        return os.getpid() != self._pid
+
+    @property
+    def off(self) -> bool:
+        """Nothing is to be recorded now."""
+        return self.busy or self.elsewhere
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Torch's functions called inside are not the script's."""
+        before = self.busy
+        self.busy = True
+        try:
+            with self.mode.aside():
+                yield
+        finally:
+            self.busy = before
+
+
+def parameters_of(owner: Any) -> list[Tensor]:
+    """The parameters of a module, of an optimizer, or of what wraps one."""
+    if isinstance(owner, nn.Module):
+        return list(owner.parameters())
+    return [p for group in getattr(owner, "param_groups", ()) for p in group["params"]]
+
+
+def device_of(parameters: list[Tensor]) -> str:
+    """The type of the device they are on."""
+    return parameters[0].device.type if parameters else "cpu"
+
+
+def dtypes_of(parameters: list[Tensor]) -> str:
+    """The dtypes of those that have a gradient: ``float16, float32``."""
+    return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters if p.grad is not None}))
+
+
+def autocast_dtype_of(outputs: Any) -> str:
+    """The dtype of the autocast that is on where these are; '' for none."""
+    device = outputs.device.type if isinstance(outputs, Tensor) else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return ""
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")

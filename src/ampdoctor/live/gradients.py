@@ -1,0 +1,149 @@
+"""How each parameter's gradient stands: raw, scaled, unscaled, mixed; told by identity and version alone."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ampdoctor.facts.loop import GradientKind
+
+
+@dataclass
+class Standing:
+    """One parameter's gradient, as last seen."""
+
+    parameter: weakref.ref[Tensor]
+    signature: tuple[int, int] | None = None
+    """Identity and version of the gradient; None: there is none."""
+    kind: GradientKind | None = None
+    since: int = 0
+    """The order of the earliest backward that it holds."""
+    unscaled_at: int = 0
+    """The order of the event that divided it last."""
+
+
+class GradientBook:
+    """Standing of the gradients of every parameter that an optimizer has."""
+
+    def __init__(self) -> None:
+        self._standings: dict[int, Standing] = {}
+
+    def know(self, parameters: Iterable[Tensor]) -> None:
+        """Nothing; these parameters are followed from now on."""
+        for parameter in parameters:
+            known = self._standings.get(id(parameter))
+            if known is None or known.parameter() is not parameter:
+                self._standings[id(parameter)] = Standing(weakref.ref(parameter))
+
+    def knows(self, tensor: object) -> bool:
+        """The tensor is a parameter that is followed."""
+        known = self._standings.get(id(tensor))
+        return known is not None and known.parameter() is tensor
+
+    def parameters(self) -> list[Tensor]:
+        """All that are followed and still there."""
+        return [p for s in self._standings.values() if (p := s.parameter()) is not None]
+
+    def refresh(self) -> None:
+        """Nothing; gradients that the script removed or changed since are marked so."""
+        for key, standing in list(self._standings.items()):
+            parameter = standing.parameter()
+            if parameter is None:
+                del self._standings[key]
+                continue
+            signature = _signature(parameter)
+            if signature == standing.signature:
+                continue
+            standing.signature = signature
+            standing.kind = None if signature is None else "edited"
+
+    def counts(self, parameters: Iterable[Tensor] | None = None) -> dict[GradientKind, int]:
+        """How many gradients stand how, of these parameters or of all."""
+        found: collections.Counter[GradientKind] = collections.Counter()
+        for standing in self._of(parameters):
+            if standing.kind is not None:
+                found[standing.kind] += 1
+        return dict(found)
+
+    def earliest(self, parameters: Iterable[Tensor], kind: GradientKind) -> int | None:
+        """The order of the earliest backward that gradients of this kind hold; None where there are none."""
+        orders = [s.since for s in self._of(parameters) if s.kind == kind]
+        return min(orders, default=None)
+
+    def unscaled_at(self, parameters: Iterable[Tensor]) -> int | None:
+        """The order of the earliest event that divided gradients that are still unscaled; None for none."""
+        return min((s.unscaled_at for s in self._of(parameters) if s.kind == "unscaled"), default=None)
+
+    def cleared(self, parameters: Iterable[Tensor]) -> None:
+        """Nothing; these gradients were set to zero or None."""
+        for standing in self._of(parameters):
+            parameter = standing.parameter()
+            standing.kind = None
+            standing.signature = None if parameter is None else _signature(parameter)
+
+    def backward(self, order: int, scaled: bool) -> list[tuple[Tensor, GradientKind | None, int]]:
+        """What this backward added to: (parameter, how its gradient stood before, since when)."""
+        touched = []
+        kind: GradientKind = "scaled" if scaled else "raw"
+        for standing in self._standings.values():
+            parameter = standing.parameter()
+            if parameter is None:
+                continue
+            signature = _signature(parameter)
+            if signature is None or signature == standing.signature:
+                continue
+            touched.append((parameter, standing.kind, standing.since))
+            standing.signature = signature
+            if standing.kind in (None, kind):
+                standing.since = order if standing.kind is None else standing.since
+                standing.kind = kind
+            elif standing.kind != "edited":
+                standing.kind = "mixed"
+        return touched
+
+    def unscaled(self, parameters: Iterable[Tensor], order: int) -> None:
+        """Nothing; these gradients were divided by the scale."""
+        following: dict[GradientKind, GradientKind] = {
+            "scaled": "unscaled",
+            "raw": "overdivided",
+            "unscaled": "overdivided",
+        }
+        for standing in self._of(parameters):
+            if standing.kind is not None:
+                standing.kind = following.get(standing.kind, standing.kind)
+                standing.unscaled_at = order
+        self.kept(parameters)
+
+    def kept(self, parameters: Iterable[Tensor]) -> None:
+        """Nothing; what changed these gradients is known, and they stand as before."""
+        for standing in self._of(parameters):
+            parameter = standing.parameter()
+            if parameter is not None:
+                standing.signature = _signature(parameter)
+
+    def _of(self, parameters: Iterable[Tensor] | None) -> list[Standing]:
+        if parameters is None:
+            return list(self._standings.values())
+        return [s for p in parameters if (s := self._standings.get(id(p))) is not None]
+
+
+def _signature(parameter: Tensor) -> tuple[int, int] | None:
+    gradient = parameter.grad
+    return None if gradient is None else (id(gradient), gradient._version)
+
+
+def norm_of(parameters: Iterable[Tensor]) -> Tensor | None:
+    """The 2-norm of all gradients, where they lie; None without gradients."""
+    gradients = [p.grad.detach() for p in parameters if p.grad is not None]
+    dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    if not dense:
+        return None
+    norms = [n.float() for n in torch._foreach_norm(dense)]
+    device = norms[0].device
+    total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(device) for n in norms]))
+    return total

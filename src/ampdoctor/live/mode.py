@@ -1,0 +1,130 @@
+"""What a script does with tensors outside modules, seen as torch's functions called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
+
+from ampdoctor.live.gradients import norm_of
+from ampdoctor.live.recorder import Recorder
+
+_LOW = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""Half the distance between 1 and the next number: a factor that differs from 1 by less changes nothing."""
+_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__
+_PRODUCTS = ("mul", "__mul__", "__rmul__", "multiply", "mul_", "__imul__")
+_MEASURED_DECAYS = 16
+"""Different lines whose first decay is measured; each waits for the device."""
+
+
+class ScriptMode(TorchFunctionMode):
+    """Passes on what the script calls, and notes what it does to parameters and gradients by hand."""
+
+    def __init__(self, recorder: Recorder, listener: Any) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.listener = listener
+        self._decays: set[Any] = set()
+        self.muted = False
+        """An optimizer is at work: what it calls is not the script's."""
+        self.scales_read: set[float] = set()
+        """Loss scales that the script has asked for: a product with one is a loss scaled by hand."""
+        self.scaled_by_hand: Callable[[Tensor], None] = lambda _: None
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The mode is off: not on torch's stack, where it is the innermost; else it looks away."""
+        if _get_current_function_mode() is not self:
+            yield
+            return
+        _pop_mode()
+        try:
+            yield
+        finally:
+            _push_mode(self)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.muted:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        target = args[0] if args else None
+        inplace = isinstance(target, Tensor) and (
+            (name.endswith("_") and not name.endswith("__"))
+            or name in ("__isub__", "__iadd__", "__imul__", "__idiv__", "__setitem__", "__itruediv__")
+        )
+        before = self._before(args[0], name, args, kwargs) if inplace else None
+        out = func(*args, **kwargs)
+        if before is not None:
+            before(target)
+        elif func is torch.tensor:
+            self._constant(args, out)
+        elif func == _GRADIENT and self.recorder.book.knows(target) and out is not None:
+            self._read_gradient(target)
+        elif name in _PRODUCTS and self._multiplies_by_scale(args):
+            self.scaled_by_hand(out)
+        self.listener.function(func, args, kwargs, out)
+        return out
+
+    def _multiplies_by_scale(self, args: Any) -> bool:
+        return any(isinstance(a, float) and a != 1.0 and a in self.scales_read for a in args)
+
+    def _read_gradient(self, parameter: Any) -> None:
+        kinds = self.recorder.book.counts([parameter])
+        if kinds.get("scaled") or kinds.get("raw"):
+            last = self.recorder.drafts[-1] if self.recorder.drafts else None
+            if last is None or last["kind"] != "read_gradient":
+                self.recorder.emit("read_gradient", gradients=kinds)
+
+    def _before(self, target: Tensor, name: str, args: Any, kwargs: Any) -> Any:
+        """What to do after an operation in place; None for nothing."""
+        if self.recorder.book.knows(target) and target.is_leaf:
+            last = self.recorder.drafts[-1] if self.recorder.drafts else None
+            if self.recorder.last_backward and (last is None or last["kind"] != "parameter_changed"):
+                parameters = self.recorder.book.parameters()
+                self.recorder.book.refresh()
+                self.recorder.emit(
+                    "parameter_changed", gradients=self.recorder.book.counts(),
+                    norm=norm_of(parameters), dtype=str(target.dtype).removeprefix("torch."), detail=name,
+                )  # fmt: skip
+            return None
+        half_gap = _LOW.get(target.dtype)
+        if half_gap is None or target.requires_grad:
+            return None
+        factor = _kept_share(name, args, kwargs)
+        if factor is None or not 0 < 1 - factor < half_gap:
+            return None
+        draft = self.recorder.emit(
+            "decay", dtype=str(target.dtype).removeprefix("torch."), value=factor, detail=name
+        )
+        if draft["line"] in self._decays or len(self._decays) >= _MEASURED_DECAYS:
+            return None
+        self._decays.add(draft["line"])
+        old = target.detach().clone()
+
+        def after(changed: Tensor) -> None:
+            nonzero = old != 0
+            draft["unchanged"] = ((changed.detach() == old) & nonzero).sum() / nonzero.sum().clamp(min=1)
+
+        return after
+
+    def _constant(self, args: Any, out: Tensor) -> None:
+        value = args[0] if args else None
+        if not isinstance(value, float) or value == 0 or out.dtype not in _LOW:
+            return
+        if bool(out == 0):
+            self.recorder.emit("constant", value=value, dtype=str(out.dtype).removeprefix("torch."))
+
+
+def _kept_share(name: str, args: Any, kwargs: Any) -> float | None:
+    """The factor by which an op in place keeps the old value; None for an op that is no moving average."""
+    if name in ("mul_", "__imul__") and len(args) > 1 and isinstance(args[1], float):
+        return args[1]
+    weight = kwargs.get("weight", args[2] if len(args) > 2 else None)
+    if name == "lerp_" and isinstance(weight, float):
+        return 1.0 - weight
+    return None

@@ -1,0 +1,72 @@
+"""The turns of optimizers and schedulers, as events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ampdoctor.live.around import Around, device_of, parameters_of
+from ampdoctor.live.gradients import norm_of
+
+
+class OptimizerCalls:
+    """Hooks on every optimizer's step, and a wrapper for the steps of schedulers."""
+
+    def __init__(self, around: Around) -> None:
+        self.around = around
+        self.recorder = around.recorder
+        self.listener = around.listener
+        self._scheduling = False
+
+    # -- optimizers and schedulers
+
+    def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.around.elsewhere or (self.around.busy and self.around.scaler_step is None):
+            return
+        recorder = self.recorder
+        with self.around.aside():
+            parameters = parameters_of(optimizer)
+            recorder.book.know(parameters)
+            recorder.book.refresh()
+            inside = self.around.scaler_step
+            draft = recorder.emit(
+                "optimizer_step", subject=recorder.number(optimizer), subject_type=type(optimizer).__name__,
+                gradients=recorder.book.counts(parameters),
+                scaler=0 if inside is None else recorder.number(inside[0]),
+                norm=inside[1]["norm"] if inside is not None else norm_of(parameters),
+                detail="autocast" if torch.is_autocast_enabled(device_of(parameters)) else "",
+            )  # fmt: skip
+            if inside is None:
+                recorder.figures[-1].norm = draft["norm"]
+                recorder.figures[-1].norm_is_scaled = bool(draft["gradients"].get("scaled"))
+                recorder.attempted(draft)
+            skipped = inside is not None and bool(getattr(optimizer, "found_inf", False))
+            if not skipped:
+                self.listener.optimizer_turn(draft, False)
+        # a closure is the script's own, and runs inside
+        self.around.mode.muted = len(args) < 2 and not kwargs
+
+    def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.around.elsewhere:
+            self.around.mode.muted = False
+            self.recorder.book.kept(parameters_of(optimizer))
+
+    def scheduler(self, original: Any) -> Any:
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            # the first step is taken by the scheduler's own constructor; some schedulers step others
+            first = getattr(scheduler, "_is_initial", False) or getattr(scheduler, "_step_count", 0) < 1
+            if not (self.around.off or self._scheduling or first):
+                self.recorder.emit(
+                    "scheduler", conditional=True, subject=self.recorder.number(scheduler),
+                    subject_type=type(scheduler).__name__,
+                    accumulates_onto=self.recorder.number(getattr(scheduler, "optimizer", scheduler)),
+                )  # fmt: skip
+            before, self._scheduling = self._scheduling, True
+            try:
+                with self.around.aside():
+                    return original(scheduler, *args, **kwargs)
+            finally:
+                self._scheduling = before
+
+        return step

@@ -1,0 +1,188 @@
+"""The events of a loop while it runs: kept with their tensors, which are read only when someone asks."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampdoctor.facts.loop import Event, EventKind, LoopTrace, Moment
+from ampdoctor.live.gradients import GradientBook
+from ampdoctor.live.lines import Stack, condition_of, loop_line, user_stack
+from ampdoctor.probe.watch.location import source_of
+
+MOST_EVENTS = 200_000
+"""About 100 MB of lines and numbers; later events are not kept, and the trace says so."""
+_MOST_UNREAD = 4096
+"""Tensors of one number that wait on a device; then they are read together."""
+
+Draft = dict[str, Any]
+
+
+@dataclass
+class _Figures:
+    loss: Any = None
+    scale: Any = None
+    norm: Any = None
+    norm_is_scaled: bool = False
+    attempts: list[Draft] = field(default_factory=list)
+    stack: Stack = ()
+
+
+class Recorder:
+    """Events in the order they happen, and the step that each belongs to."""
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+        self.book = GradientBook()
+        self.step = 0
+        self.drafts: list[Draft] = []
+        self.figures: list[_Figures] = [_Figures()]
+        self.complete = True
+        self.last_backward: Stack = ()
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._count = 0
+        self._unread = 0
+        self._seen_backwards: set[Stack] = set()
+        self._attempted = False
+
+    @property
+    def order(self) -> int:
+        """The order that the next event gets."""
+        return len(self.drafts)
+
+    def number(self, thing: object) -> int:
+        """A number of its own for an optimizer, a scaler, a region; the same whenever it comes."""
+        try:
+            known = self._numbers.get(thing)
+        except TypeError:  # a wrapper of the user's that cannot be hashed or referred to weakly
+            return id(thing)
+        if known is None:
+            self._count += 1
+            known = self._numbers[thing] = self._count
+        return known
+
+    def emit(self, kind: EventKind, *, conditional: bool = False, **facts: Any) -> Draft:
+        """The draft of an event that happens now; it can be added to until it is read."""
+        stack = facts.pop("stack", None) or user_stack()
+        draft: Draft = {
+            "order": len(self.drafts),
+            "step": self.step,
+            "kind": kind,
+            "line": stack[0] if stack else None,
+            "loop": loop_line(stack, self.last_backward) if self.last_backward else None,
+            "conditional": conditional,
+            **facts,
+        }
+        if len(self.drafts) < MOST_EVENTS:
+            self.drafts.append(draft)
+        else:
+            self.complete = False
+        self._unread += sum(isinstance(v, Tensor) for v in facts.values())
+        if self._unread > _MOST_UNREAD:
+            self.read()
+        return draft
+
+    # -- steps
+
+    def begin_backward(self, stack: Stack) -> None:
+        """Nothing; a backward that this step has seen, after an optimizer's turn, is of the next step."""
+        if self._attempted and stack in self._seen_backwards:
+            self.step += 1
+            self.figures.append(_Figures())
+            self._seen_backwards.clear()
+            self._attempted = False
+        self._seen_backwards.add(stack)
+        self.last_backward = stack
+        self.figures[-1].stack = stack
+
+    def attempted(self, draft: Draft) -> None:
+        """Nothing; an optimizer had its turn, whether or not it moved anything."""
+        self._attempted = True
+        self.figures[-1].attempts.append(draft)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps whose optimizer had its turn."""
+        return self.step + self._attempted
+
+    # -- reading
+
+    def read(self) -> None:
+        """Nothing; every tensor that waits is a number now."""
+        for draft in self.drafts:
+            for key, value in draft.items():
+                if isinstance(value, Tensor):
+                    draft[key] = value.item()
+        for figures in self.figures:
+            for name in ("loss", "scale", "norm"):
+                value = getattr(figures, name)
+                if isinstance(value, Tensor):
+                    setattr(figures, name, value.item())
+        self._unread = 0
+
+    def trace(self) -> LoopTrace:
+        """What was recorded until now, as facts."""
+        self.read()
+        return LoopTrace(
+            self.script,
+            tuple(_event(draft) for draft in self.drafts),
+            tuple(self._moments()),
+            self.complete,
+        )
+
+    def _moments(self) -> list[Moment]:
+        found = []
+        for step, figures in enumerate(self.figures):
+            if not figures.stack:
+                continue
+            norm, scale = figures.norm, figures.scale
+            if norm is not None and figures.norm_is_scaled and scale:
+                norm = norm / scale
+            tried = [d for d in figures.attempts if "skipped" in d]
+            skipped = bool(tried) and all(d["skipped"] for d in tried)
+            found.append(Moment(step, figures.loss, scale, norm, skipped, source_of(figures.stack[0])))
+        return found
+
+
+def _event(draft: Draft) -> Event:
+    facts = {k: v for k, v in draft.items() if k not in ("line", "loop", "conditional", "norm")}
+    if "skipped" in facts and facts["skipped"] is not None:
+        facts["skipped"] = bool(facts["skipped"])
+    if "finite" not in facts and "norm" in draft and draft["norm"] is not None:
+        facts["finite"] = math.isfinite(draft["norm"])
+    return Event(
+        source=source_of(draft["line"]),
+        loop=source_of(draft["loop"]),
+        condition=condition_of(draft["line"]) if draft["conditional"] else None,
+        **facts,
+    )
+
+
+def kept(value: Tensor | float | None) -> Tensor | float | None:
+    """A copy of a tensor of one number, where it lies: what it holds now, to be read later."""
+    if isinstance(value, Tensor):
+        return value.detach().clone() if value.numel() == 1 else None
+    return value
+
+
+def scale_of(scaler: Any) -> Tensor | float | None:
+    """The scaler's scale, not read from its device."""
+    scale = getattr(scaler, "_scale", None)
+    if scale is None:
+        return float(getattr(scaler, "_init_scale", 0.0)) or None
+    return kept(scale)
+
+
+def found_inf_of(scaler: Any, optimizer: Any) -> Tensor | None:
+    """How often unscaling its gradients found a NaN or an infinity; None where that was not done yet."""
+    state = scaler._per_optimizer_states.get(id(optimizer))
+    found = list(state["found_inf_per_device"].values()) if state else []
+    if not found:
+        return None
+    total: Tensor = torch.stack([v.detach().reshape(()).to(found[0].device) for v in found]).sum()
+    return total

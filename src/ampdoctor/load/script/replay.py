@@ -1,0 +1,187 @@
+"""From a recorded loss to a Workload: the roots are its model, the leaves its batch, the replay its step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampdoctor.errors import LoadError
+from ampdoctor.load.script.tape import Leaf, Node, Ref, Tape
+from ampdoctor.load.script.values import tensors_in
+from ampdoctor.load.workload import Workload
+
+__ampdoctor_replays_user_code__ = True
+"""Frames here that have a ``replayed_line`` stand for that line of the script; see ``watch.location``."""
+
+
+@dataclass(frozen=True)
+class _Input:
+    index: int
+    """Place in the batch."""
+
+
+class Roots(nn.Module):
+    """The root modules of a script, by the names the script has for them."""
+
+
+def workload_of(root: Tensor, tape: Tape, title: str) -> tuple[Workload, tuple[torch.dtype, ...]]:
+    """What led to ``root``, and the dtypes of autocast in it.
+
+    Raises LoadError where it cannot be run again.
+    """
+    ref = tape.ref(root)
+    if ref is None:
+        raise LoadError("the loss was made where no call was recorded")
+    if root.numel() != 1:
+        raise LoadError("backward began from a tensor that is no single number")
+    nodes = _in_order(ref.node)
+    leaves: list[Tensor] = []
+    places: dict[int, _Input] = {}
+    for node in nodes:
+        for leaf in _leaves((node.args, node.kwargs)):
+            tensor = leaf.tensor
+            if leaf.foreign:
+                raise LoadError("a tensor in it was made by a computation that was not recorded")
+            if isinstance(tensor, nn.Parameter) or (
+                tensor.is_leaf and tensor.requires_grad and tensor.grad is not None
+            ):
+                continue
+            if not tensor.is_inference() and tensor._version != leaf.version:
+                raise LoadError("a tensor of its batch was changed in place since")
+            if id(tensor) not in places:
+                places[id(tensor)] = _Input(len(leaves))
+                leaves.append(tensor)
+    model = _model_of(nodes, tape)
+
+    # only where the script itself opened autocast: where a CPU imitates CUDA, the two are one
+    devices = sorted({device for node in nodes for device in node.autocast})
+
+    def step(_: nn.Module, batch: Any) -> Any:
+        results: dict[int, list[Tensor]] = {}
+        for node in nodes:
+            results[id(node)] = _replay(node, devices, results, places, batch)
+        return results[id(ref.node)][ref.index]
+
+    dtypes = tuple(dict.fromkeys(d for node in nodes for d in node.autocast.values()))
+    if tape.inner_autocast is not None:
+        dtypes = dtypes or (tape.inner_autocast,)
+    return Workload(title, model, (tuple(leaves),), step), dtypes
+
+
+def _replay(
+    node: Node, devices: list[str], results: dict[int, list[Tensor]], places: dict[int, _Input], batch: Any
+) -> list[Tensor]:
+    replayed_line = node.line  # noqa: F841  read from this frame by watch.location
+    args = _opened(node.args, results, places, batch)
+    kwargs = _opened(node.kwargs, results, places, batch)
+    with ExitStack() as stack:
+        for device in devices:
+            dtype = node.autocast.get(device)
+            if dtype is not None or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=dtype is not None))
+        stack.enter_context(torch.set_grad_enabled(node.grad))
+        if node.random is not None:
+            torch.set_rng_state(node.random)
+        if node.random_cuda is not None:
+            torch.cuda.set_rng_state(node.random_cuda)
+        out = node.call(*args, **kwargs)
+    return list(tensors_in(args[0] if node.in_place else out))
+
+
+def _opened(value: Any, results: dict[int, list[Tensor]], places: dict[int, _Input], batch: Any) -> Any:
+    """The sealed value with this run's tensors in the places of the recorded ones."""
+    if isinstance(value, Ref):
+        return results[id(value.node)][value.index]
+    if isinstance(value, Leaf):
+        place = places.get(id(value.tensor))
+        return value.tensor if place is None else batch[place.index]
+    if not _has_sealed(value):
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(_opened(item, results, places, batch) for item in value)
+    if isinstance(value, tuple):
+        return type(value)(*(_opened(item, results, places, batch) for item in value))
+    if type(value) is dict:
+        return {key: _opened(item, results, places, batch) for key, item in value.items()}
+    twin = copy.copy(value)
+    if hasattr(twin, "items"):
+        for key, item in list(twin.items()):
+            twin[key] = _opened(item, results, places, batch)
+    else:
+        for key, item in list(vars(twin).items()):
+            setattr(twin, key, _opened(item, results, places, batch))
+    return twin
+
+
+def _sealed_in(value: Any, depth: int = 0) -> Iterator[Ref | Leaf]:
+    if isinstance(value, (Ref, Leaf)):
+        yield value
+    elif hasattr(value, "values") and hasattr(value, "keys"):
+        for item in list(value.values()):
+            yield from _sealed_in(item, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _sealed_in(item, depth + 1)
+    elif (
+        depth < 8
+        and hasattr(value, "__dict__")
+        and not isinstance(value, (type, nn.Module))
+        and not callable(value)
+    ):
+        for item in list(vars(value).values()):
+            yield from _sealed_in(item, depth + 1)
+
+
+def _has_sealed(value: Any) -> bool:
+    return next(_sealed_in(value), None) is not None
+
+
+def _leaves(value: Any) -> Iterator[Leaf]:
+    return (sealed for sealed in _sealed_in(value) if isinstance(sealed, Leaf))
+
+
+def _in_order(last: Node) -> list[Node]:
+    """The calls that ``last`` needs, each after those that it needs itself."""
+    order: list[Node] = []
+    seen: set[int] = set()
+    pending: list[tuple[Node, bool]] = [(last, False)]
+    while pending:
+        node, ready = pending.pop()
+        if ready:
+            order.append(node)
+            continue
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        pending.append((node, True))
+        needed = [s.node for s in _sealed_in((node.args, node.kwargs)) if isinstance(s, Ref)]
+        pending += [(n, False) for n in reversed(needed)]
+    return order
+
+
+def _model_of(nodes: list[Node], tape: Tape) -> nn.Module:
+    """The only root itself; several under the script's names, with weights that belong to none of them."""
+    roots = list(dict.fromkeys(node.call for node in nodes if isinstance(node.call, nn.Module)))
+    roots = [r for r in roots if not any(r is not o and any(m is r for m in o.modules()) for o in roots)]
+    owned = {id(p) for root in roots for p in root.parameters()}
+    free = {
+        id(leaf.tensor): leaf.tensor
+        for node in nodes
+        for leaf in _leaves((node.args, node.kwargs))
+        if isinstance(leaf.tensor, nn.Parameter) and id(leaf.tensor) not in owned
+    }
+    if len(roots) == 1 and not free:
+        return roots[0]
+    model = Roots()
+    for number, root in enumerate(roots):
+        name = tape.name(root).replace(".", "_")
+        model.add_module(name if name not in model._modules else f"{name}_{number}", root)
+    for number, parameter in enumerate(free.values()):
+        model.register_parameter(f"parameter_{number}", parameter)
+    return model
