@@ -33,8 +33,8 @@ def keep_in_fp32(reading: Reading, judged: JudgedBirth) -> str:
     if reading.trace.environment.mode == "half":
         if result is not None:
             return (
-                f"what this line gives, {number(result)}, does not fit {half} either: keep it in FP32 from "
-                "here on (x.float()), or scale it down before"
+                f"what this line gives, {number(result)}, does not fit {half} either: keep it in FP32 "
+                "(x.float()) until a norm or a division makes it fit, or scale it down before"
             )
         return f"compute this line{' of ' + module if module else ''} in FP32 (x.float(), then back to half)"
     advice = (

@@ -70,7 +70,7 @@ def source_place(source: Source | None) -> str:
 
 def short_op(op: str) -> str:
     """``mm`` for ``aten::mm``."""
-    return op.removeprefix("aten::")
+    return op.removeprefix("aten::").removeprefix("python::")
 
 
 def step_words(step: Step) -> str:

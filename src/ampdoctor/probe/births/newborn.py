@@ -55,6 +55,12 @@ class Newborn:
     reaches_buffers: list[str] = field(default_factory=list)
     reaches_gradients: list[str] = field(default_factory=list)
 
+    @property
+    def came_from_nowhere(self) -> bool:
+        """It lay in memory that no op had filled, and no tensor the step starts from: a constant, or made
+        outside torch."""
+        return self.origin == "declared" and self.place is None
+
 
 @dataclass(frozen=True)
 class Given:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,15 @@ class ReferenceWatch(Observer):
                 for birth in () if op.name == CAST else self._births.get(site, ()):
                     self._compare(birth, tensor)
         return outputs
+
+    watches_functions = True
+
+    def returned(self, name: str, args: tuple[Any, ...], outputs: Any) -> None:
+        """Its outputs compared."""
+        first, _ = self.function_site(name)
+        for i, tensor in enumerate(flat(outputs)):
+            for birth in self._births.get(replace(first, output=i), ()) if is_countable(tensor) else ():
+                self._compare(birth, tensor)
 
     def _compare(self, birth: Newborn, tensor: Tensor) -> None:
         mask = birth.mask.reshape(-1)

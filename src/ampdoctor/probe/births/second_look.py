@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -175,6 +176,26 @@ class SecondLook(Observer):
             births = self._taint(tensor)
             given.append(Given(tensor, values, births if births and has_nonfinite(values) else frozenset()))
         return given
+
+    # -- what no op made
+
+    watches_functions = True
+
+    def returned(self, name: str, args: tuple[Any, ...], outputs: Any) -> None:
+        """Memory that no op filled, and what is not finite in it: born here, if it did not come in."""
+        first, place = self.function_site(name)
+        tensors = [a for a in flat(args) if isinstance(a, Tensor)]
+        arrived = frozenset(i for t in tensors for i in self.births_in(t))
+        for i, tensor in enumerate(flat(outputs)):
+            if not is_countable(tensor) or not has_nonfinite(tensor):
+                continue
+            unexplained = [b for n in self._taint(tensor) if (b := self.births[n]).came_from_nowhere]
+            for birth in unexplained[:1]:
+                if arrived:
+                    self._known.put(tensor, arrived)
+                    continue
+                birth.origin = "op"
+                birth.order, birth.site, birth.place = self.order, replace(first, output=i), place
 
     # -- one non-finite output
 

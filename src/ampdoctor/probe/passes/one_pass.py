@@ -29,6 +29,7 @@ from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.location import ModuleStack, line_of_exception, source_of
 from ampdoctor.probe.watch.locator import Locator
 from ampdoctor.probe.watch.observer import Observer
+from ampdoctor.probe.watch.user_functions import watched_functions
 
 __ampdoctor_calls_user_code__ = True
 """The user's lines end at frames of this module; see ``watch.location``."""
@@ -100,7 +101,8 @@ def take_step(
     buffers = floating_buffers(model)
     observer.begin(model, data)
     try:
-        with torch.set_grad_enabled(not workload.forward_only):
+        told = observer.returned if observer.watches_functions else None
+        with torch.set_grad_enabled(not workload.forward_only), watched_functions(told):
             _step(workload, data, run)
     except AmpDoctorError:
         raise

@@ -17,7 +17,7 @@ from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.probe.cuda.on_cpu import run_like_cuda
 from ampdoctor.probe.passes.isolation import dense_gradients
 from ampdoctor.probe.passes.precision import Precision
-from ampdoctor.probe.watch.location import source_of
+from ampdoctor.probe.watch.location import source_of, user_line
 from ampdoctor.probe.watch.locator import Locator, Place
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat, largest_scalar, written
 from ampdoctor.probe.watch.storage_map import StorageMap
@@ -120,6 +120,21 @@ class Observer(TorchDispatchMode):
             known = self._rows.get(gradient)
             if known is not None:
                 self._gradients.setdefault(name, known[1])
+
+    # -- what no op made
+
+    watches_functions = False
+    """``returned`` is to be told of the calls of the user's autograd.Functions."""
+
+    def returned(self, name: str, args: tuple[Any, ...], outputs: Any) -> None:
+        """A user's autograd.Function was applied."""
+
+    def function_site(self, name: str) -> tuple[Site, Place]:
+        """The site of the first output of the user's Function that has just been applied, and its place."""
+        place = Place(self.locator.phase, self.locator.modules.current, user_line())
+        key = (place.phase, place.module, f"python::{name}")
+        nth = self._nth[key] = self._nth.get(key, -1) + 1
+        return Site(*key, nth), place
 
     # -- every op
 
