@@ -10,6 +10,7 @@ from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import format_name, number, short_op, source_place
 from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.trace import Birth
+from ampdoctor.facts.words import AUTOCASTS, CASTS_WEIGHTS
 
 _CAST = "aten::_to_copy"
 
@@ -23,14 +24,14 @@ def keep_in_fp32(reading: Reading, judged: JudgedBirth) -> str:
     if birth.name:
         return f"keep {birth.name} in FP32 and cast what is computed from it, or hold it scaled down"
     if stays_half(birth):
-        autocasts = reading.trace.environment.mode == "autocast"
+        autocasts = reading.trace.environment.mode in AUTOCASTS
         off = f" ({autocast_off(reading)} around both)" if autocasts else ""
         return (
             f"a cast in the model makes this line {half} in an FP32 run as well: replace it by .float(), and "
             f"keep what takes the result in FP32 too{off}"
         )
     result = result_past_the_end(reading, birth)
-    if reading.trace.environment.mode == "half":
+    if reading.trace.environment.mode in CASTS_WEIGHTS:
         if result is not None:
             return (
                 f"what this line gives, {number(result)}, does not fit {half} either: keep it in FP32 "

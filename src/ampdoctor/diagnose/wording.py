@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ampdoctor.facts.site import Source
 from ampdoctor.facts.trace import Step
+from ampdoctor.facts.words import Mode
 
 FORMAT_NAMES = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}
 TOP_LEVEL = "top-level code"
@@ -16,6 +17,11 @@ TOP_LEVEL = "top-level code"
 def format_name(dtype: str) -> str:
     """``FP16`` for ``float16``."""
     return FORMAT_NAMES.get(dtype, dtype)
+
+
+def in_mode(precision: str, mode: Mode) -> str:
+    """``float16 autocast``; the precision alone where the model runs as it was built."""
+    return precision if mode == "none" else f"{precision} {mode}"
 
 
 def number(value: float | None) -> str:

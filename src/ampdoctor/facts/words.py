@@ -12,6 +12,11 @@ from typing import Literal, get_args
 Mode = Literal["autocast", "half", "none"]
 """How the candidate runs: under autocast; with weights and batch cast; as the user built it."""
 
+AUTOCASTS: frozenset[Mode] = frozenset(("autocast",))
+"""Modes in which forward runs under autocast."""
+CASTS_WEIGHTS: frozenset[Mode] = frozenset(("half",))
+"""Modes in which weights, buffers and batch are cast before anything runs."""
+
 Phase = Literal["forward", "backward", "optimizer"]
 """What a step is doing when an op runs."""
 

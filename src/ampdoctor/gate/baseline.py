@@ -14,7 +14,7 @@ from ampdoctor.diagnose.gate_result import Check
 from ampdoctor.diagnose.gathering import apart
 from ampdoctor.diagnose.report import Finding, LayerRow, Report
 from ampdoctor.facts.trace import Environment
-from ampdoctor.facts.words import SEVERITIES, Severity
+from ampdoctor.facts.words import SEVERITIES, Mode, Severity
 from ampdoctor.gate.rules import GateRules
 
 Key = tuple[str, str, str, str]
@@ -72,7 +72,7 @@ class KnownRun:
     device: str
     """``cpu`` | ``cuda``"""
     emulates: str | None
-    mode: str
+    mode: Mode
     dtype: str
     loss_scale: float
     torch: str

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ampdoctor.diagnose.gate_result import Check
 from ampdoctor.diagnose.gathering import apart
 from ampdoctor.diagnose.report import Finding, Report
-from ampdoctor.diagnose.wording import count_words, format_name, listing, percent, place, scale
+from ampdoctor.diagnose.wording import count_words, format_name, in_mode, listing, percent, place, scale
 from ampdoctor.facts.words import SEVERITIES
 from ampdoctor.gate.baseline import (
     Known,
@@ -133,7 +133,7 @@ def other_run(report: Report, known: Known) -> str:
         emulated = ", emulating CUDA" if was.emulates else ""
         parts.append(f"{was.device}{emulated}")
     if (now.mode, now.dtype) != (was.mode, was.dtype):
-        parts.append(f"{format_name(was.dtype)}{'' if was.mode == 'none' else f' {was.mode}'}")
+        parts.append(in_mode(format_name(was.dtype), was.mode))
     if now.loss_scale != was.loss_scale:
         parts.append(f"loss scale {scale(was.loss_scale)}")
     if now.torch != was.torch:

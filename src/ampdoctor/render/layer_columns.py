@@ -27,6 +27,8 @@ class Column:
     cell: Callable[[LayerRow], str]
     sort: Callable[[LayerRow], float | None]
     """What the rows are sorted by; None stays last."""
+    width: int
+    """Characters, in a terminal."""
     meaning: str = ""
     """For the table's legend; '' where the title says it."""
     bar: Callable[[LayerRow], float | None] | None = None
@@ -106,9 +108,15 @@ def _underflow(row: LayerRow) -> str:
 
 
 COLUMNS = (
-    Column("calls", "calls", "Calls", lambda row: str(row.calls), lambda row: float(row.calls)),
+    Column("calls", "calls", "Calls", lambda row: str(row.calls), lambda row: float(row.calls), 5),
     Column(
-        "absmax", "absmax", "Largest", _absmax, _absmax_sort, "of what the module's own ops made in forward"
+        "absmax",
+        "absmax",
+        "Largest",
+        _absmax,
+        _absmax_sort,
+        7,
+        "of what the module's own ops made in forward",
     ),
     Column(
         "headroom",
@@ -116,6 +124,7 @@ COLUMNS = (
         "Headroom",
         _headroom,
         _headroom_sort,
+        9,
         "bits to the end of the range; a full bar has none left",
         lambda row: used(_headroom_sort(row)),
     ),
@@ -125,6 +134,7 @@ COLUMNS = (
         "Gradient",
         _gradient,
         _gradient_sort,
+        8,
         "the largest, divided by the loss scale",
     ),
     Column(
@@ -133,6 +143,7 @@ COLUMNS = (
         "Underflow",
         _underflow,
         lambda row: row.gradient.underflow_fraction if row.gradient is not None else None,
+        9,
         "gradient elements that rounding makes zero",
     ),
 )

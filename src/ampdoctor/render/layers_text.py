@@ -10,15 +10,15 @@ from ampdoctor.render.layer_columns import COLUMNS, name_of, shown_rows
 from ampdoctor.render.options import Options
 from ampdoctor.render.words import shortened, words
 
-_NUMBERS_WIDTH = 48
-"""Columns that the numbers take, gaps included; the name has the rest."""
+_GAP = 2
 
 
 def layers_section(report: Report, options: Options) -> Table:
     """Heading and rows as one table, so that the numbers line up."""
     heading, rows = shown_rows(report, options.all_layers)
-    table = Table.grid(padding=(0, 2, 0, 0))
-    name_width = max(options.width - _NUMBERS_WIDTH - 2, 16)
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    numbers = sum(column.width + _GAP for column in COLUMNS)
+    name_width = max(options.width - numbers - 2, 16)
     table.add_column(width=name_width, no_wrap=True, overflow="crop")
     for _ in COLUMNS:
         table.add_column(justify="right", no_wrap=True, overflow="crop")

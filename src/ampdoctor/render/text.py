@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ampdoctor.diagnose.report import Report
-from ampdoctor.diagnose.wording import count_words, format_name, number, place
+from ampdoctor.diagnose.wording import count_words, format_name, in_mode, number, place
 from ampdoctor.facts.trace import Environment
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import findings_section, waivers_section
@@ -55,7 +55,7 @@ def environment_words(environment: Environment, options: Options) -> str:
     device = environment.device_name if on_gpu else environment.device
     if environment.emulates:
         device += ", emulating CUDA"
-    precision = environment.dtype + ("" if environment.mode == "none" else f" {environment.mode}")
+    precision = in_mode(environment.dtype, environment.mode)
     between = " · " if options.unicode else " | "
     return between.join(
         (f"torch {torch}", device, precision, count_words(environment.batches, "batch", "batches"))

@@ -35,6 +35,7 @@ from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import first_line
 from ampdoctor.facts.trace import Raised
+from ampdoctor.facts.words import AUTOCASTS
 
 _NO_KERNEL = ("unsupported dtype", "not implemented for", "not supported", "when computing in half precision")
 _DTYPE_WORDS = ("dtype", "same type", "scalar type", "expected m1 and m2", "must have the same")
@@ -78,7 +79,7 @@ def _message(raised: Raised) -> str:
 
 def _remedy(reading: Reading, raised: Raised) -> str:
     text = raised.message.lower()
-    autocasts = reading.trace.environment.mode == "autocast"
+    autocasts = reading.trace.environment.mode in AUTOCASTS
     off = f", {autocast_off(reading)} around it" if autocasts else ""
     if "binary_cross_entropy" in text or "binary_cross_entropy" in raised.op:
         return "Use binary_cross_entropy_with_logits on the logits (drop the sigmoid)."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ampdoctor.facts.words import Mode, Role
+from ampdoctor.facts.words import AUTOCASTS, CASTS_WEIGHTS, Mode, Role
 from ampdoctor.probe.cuda.on_cpu import autocast_kept_off, cuda_autocast_policy, decomposed_rnns
 from ampdoctor.probe.passes.device import tf32_off
 from ampdoctor.probe.passes.isolation import working_copy
@@ -44,12 +44,12 @@ class Precision:
     @property
     def autocasts(self) -> bool:
         """Forward runs under autocast."""
-        return not self.is_reference and self.mode == "autocast"
+        return not self.is_reference and self.mode in AUTOCASTS
 
     @property
     def casts_weights(self) -> bool:
         """Weights, buffers and batch are cast to ``dtype`` before anything runs."""
-        return self.is_reference or self.mode == "half"
+        return self.is_reference or self.mode in CASTS_WEIGHTS
 
     def weight_dtype(self, built: torch.dtype) -> torch.dtype:
         """The dtype in which a floating weight, buffer or batch tensor of this dtype takes part."""
