@@ -143,6 +143,22 @@ def test_no_remedy_has_dots_in_it() -> None:
         assert not any("..." in finding.remedy for finding in report.findings)
 
 
+@pytest.mark.parametrize(("half", "told"), [(True, True), (False, False)])
+def test_a_half_summand_of_the_loss_is_named_as_what_it_is(half: bool, told: bool) -> None:
+    """Its gradient is the scale, 2^17; widened before the mean, it is 2^17 / 4, which overflows elsewhere."""
+
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        regulariser = (y if half else y.float()).abs().mean()
+        return y.float().square().mean() + regulariser
+
+    report = scan(nn.Linear(2, 2), torch.ones(2, 2), step, loss_scale=2.0**18)[1]
+    fault = report.first_fault
+    assert fault is not None
+    assert not (told and fault.implicit_cast)  # the sum's promotion, not autocast's
+    assert any("summand of the loss on this line is half" in f.remedy for f in report.findings) == told
+
+
 # ---------------------------------------------------------------- one fault is one finding
 
 

@@ -38,6 +38,7 @@ from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import JudgedBirth
 from ampdoctor.diagnose.verdict import Reading, overflows_at_any_scale
 from ampdoctor.diagnose.wording import scale, short_op
+from ampdoctor.facts.trace import Birth
 from ampdoctor.facts.words import Severity, Verdict
 
 _SEVERITIES: dict[Verdict, Severity] = {"backward-overflow": "error", "no-workable-scale": "info"}
@@ -69,10 +70,23 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
             "Compute the loss in FP32 (.float() on what it takes): the first gradient of a half loss is the "
             f"scale itself. Or start with a lower scale: {_init_scale(reading)}."
         )
+    if _is_half_summand(judged.birth):
+        return (
+            "A summand of the loss on this line is half, and its first gradient is the scale itself: sum the "
+            f"loss in FP32 (.float() on what the summand takes). Or start with a lower scale: "
+            f"{_init_scale(reading)}."
+        )
     return (
         f"Start with a lower scale: {_init_scale(reading)}. If the loss is a sum over tokens or pixels, "
         "take the mean."
     )
+
+
+def _is_half_summand(birth: Birth) -> bool:
+    """True for the gradient of a single half number that a sum promoted: a + b, float and half, is float."""
+    sums = ("aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul")
+    op = birth.site.op if birth.site else ""
+    return birth.shape == () and op == "aten::_to_copy" and birth.forward_op in sums
 
 
 def _init_scale(reading: Reading) -> str:
