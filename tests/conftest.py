@@ -48,6 +48,7 @@ def process_state() -> dict[str, object]:
         "matmul precision": torch.get_float32_matmul_precision(),
         "mkldnn": torch.backends.mkldnn.enabled,
         "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark),
+        "threads": torch.get_num_threads(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "saved tensor hooks allowed": torch._C._autograd._saved_tensors_hooks_is_enabled(),
     }

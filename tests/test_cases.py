@@ -50,7 +50,6 @@ NOT_YET = frozenset(
     (
         "fwd_drift_none",
         "muon_ns_half",
-        "state_in_containers",
         "two_gradient_windows",
         "weight_decay_lost_bf16",
     )

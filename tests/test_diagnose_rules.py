@@ -428,6 +428,15 @@ def test_902_names_the_outermost_module_that_never_ran() -> None:
     assert (finding.module, finding.message) == ("pooler", "Pooler with 12 weights was never called.")
 
 
+def test_902_reads_each_module_once() -> None:
+    """8,000 modules that never ran, one below the other ten deep: a second where pairs took minutes."""
+    paths = [".".join(f"m{i}" for _ in range(depth)) for i in range(800) for depth in range(1, 11)]
+    modules = (module("", "Net"), *(module(path, calls=0, parameters=1) for path in paths))
+    found = findings(trace(modules=modules), "AMP902")
+    assert [f.module for f in found] == [f"m{i}" for i in range(800)]
+    assert {f.evidence["parameters"] for f in found} == {10}
+
+
 def test_902_keeps_silent_where_the_pass_did_not_end() -> None:
     t = trace(modules=(module("a", calls=0),), passes=(reference(), candidate(raised=raised())))
     assert findings(t, "AMP902") == []

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import random
+import subprocess
+import sys
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +28,41 @@ CPU = torch.device("cpu")
 # ---------------------------------------------------------------- what a model may meddle with
 
 
+@dataclass
+class Slots:
+    """A plain object without a ``__dict__``."""
+
+    __slots__ = ("steps",)
+    steps: list[int]
+
+    def __init__(self) -> None:
+        self.steps = [1]
+
+
+class Table(dict[str, int]):
+    """A dict of the user's, with an attribute."""
+
+    def __init__(self, **items: int) -> None:
+        super().__init__(**items)
+        self.reads = 0
+
+
+def counter_in_a_closure() -> Callable[[], int]:
+    count = 0
+
+    def counted() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return counted
+
+
+def cell_of(function: Callable[[], int]) -> object:
+    assert isinstance(function, types.FunctionType) and function.__closure__ is not None
+    return function.__closure__[0].cell_contents
+
+
 class Meddler(nn.Module):
     """Meddles, then ends as it is told to."""
 
@@ -40,6 +78,16 @@ class Meddler(nn.Module):
         self.seen: set[int] = {1}
         self.queue = collections.deque([1], maxlen=3)
         self.scale = 1.0
+        self.ema = {"a": [torch.zeros(2)]}
+        self.array = np.zeros(2)
+        self.counter = types.SimpleNamespace(steps=0)
+        self.slots = Slots()
+        self.own = torch.Generator().manual_seed(1)
+        self.dice = random.Random(1)
+        self.numpy_dice = np.random.default_rng(1)
+        self.hidden = [nn.BatchNorm1d(2)]
+        self.counted = counter_in_a_closure()
+        self.table = Table(a=1)
         self.meddle = meddle
         self.ending = ending
 
@@ -94,6 +142,36 @@ MODEL: dict[str, tuple[Meddle, Look]] = {
     "a set": (lambda m, b: m.seen.add(2), lambda m, b: (id(m.seen), set(m.seen))),
     "a deque": (lambda m, b: m.queue.extend([2, 3, 4]), lambda m, b: (id(m.queue), list(m.queue))),
     "a tensor that is no buffer": (lambda m, b: changed_in_place(m.plain), lambda m, b: m.plain.tolist()),
+    "a tensor in a list in a dict": (
+        lambda m, b: changed_in_place(m.ema["a"][0]),
+        lambda m, b: (id(m.ema["a"][0]), m.ema["a"][0].tolist()),
+    ),
+    "a list in a dict": (lambda m, b: m.ema["a"].clear(), lambda m, b: len(m.ema["a"])),
+    "an array": (lambda m, b: m.array.fill(1), lambda m, b: m.array.tolist()),
+    "a counter in a plain object": (
+        lambda m, b: setattr(m.counter, "steps", 5),
+        lambda m, b: m.counter.steps,
+    ),
+    "a list in a slot": (lambda m, b: m.slots.steps.append(2), lambda m, b: list(m.slots.steps)),
+    "a slot": (lambda m, b: setattr(m.slots, "steps", []), lambda m, b: list(m.slots.steps)),
+    "a dict of the user's own class": (
+        lambda m, b: (m.table.update(b=2), setattr(m.table, "reads", 1)),
+        lambda m, b: (dict(m.table), m.table.reads),
+    ),
+    "a generator of torch's": (
+        lambda m, b: torch.rand(1, generator=m.own),
+        lambda m, b: m.own.get_state().tolist(),
+    ),
+    "a generator of python's": (lambda m, b: m.dice.random(), lambda m, b: m.dice.getstate()),
+    "a generator of numpy's": (
+        lambda m, b: m.numpy_dice.random(),
+        lambda m, b: str(m.numpy_dice.bit_generator.state),
+    ),
+    "a module that is registered nowhere": (
+        lambda m, b: m.hidden[0](b["x"]),
+        lambda m, b: [t.tolist() for t in m.hidden[0].buffers()],
+    ),
+    "a counter in a closure": (lambda m, b: m.counted(), lambda m, b: cell_of(m.counted)),
     "the gradient of a tensor that is no parameter": (lambda m, b: None, lambda m, b: m.shift.grad),
     "training mode": (lambda m, b: m.eval(), lambda m, b: [x.training for x in m.modules()]),
     "what needs a gradient": (
@@ -113,6 +191,10 @@ PROCESS: dict[str, tuple[Meddle, Look]] = {
     "default dtype": (
         lambda m, b: torch.set_default_dtype(torch.float64),
         lambda m, b: torch.get_default_dtype(),
+    ),
+    "the number of threads": (
+        lambda m, b: torch.set_num_threads(torch.get_num_threads() + 1),
+        lambda m, b: torch.get_num_threads(),
     ),
     "grad mode": (lambda m, b: torch.set_grad_enabled(False), lambda m, b: torch.is_grad_enabled()),
     "anomaly mode": (
@@ -359,3 +441,37 @@ def test_switches_that_nothing_changed_are_not_written() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     traced(nn.Linear(2, 2), torch.ones(1, 2))
     assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def test_what_a_loss_closes_over_starts_the_same_in_every_pass() -> None:
+    seen = []
+    state = {"steps": torch.zeros(())}
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        seen.append(float(state["steps"].add_(1)))
+        return model(x).sum()
+
+    # ``seen`` is emptied after every pass as well: what is asserted is the loss.
+    trace = traced(nn.Linear(2, 1), torch.ones(1, 2), loss=lambda m, x: loss(m, x) * state["steps"])
+    assert seen == []
+    assert float(state["steps"]) == 0.0
+    losses = [p.loss for p in trace.passes if p.loss is not None]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-3)
+
+
+@pytest.mark.parametrize("first_use", ["ampdoctor.scan", "import ampdoctor.api.check"])
+def test_the_first_use_draws_nothing_from_pythons_generator(first_use: str) -> None:
+    use = (
+        "model = torch.nn.Linear(1, 1)\nampdoctor.scan(model, torch.ones(1, 1), lambda m, x: m(x).sum())"
+        if first_use == "ampdoctor.scan"
+        else "with ampdoctor.api.drawing_nothing():\n    import ampdoctor.api.check"
+    )
+    program = f"""
+import random
+import torch
+import ampdoctor
+before = random.getstate()
+{use}
+assert random.getstate() == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

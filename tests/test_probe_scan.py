@@ -159,6 +159,37 @@ def test_memory_that_runs_out() -> None:
     )
 
 
+CPU_SAYS = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+    "allocate 4398046511104 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "doing"),
+    [
+        ("ampdoctor.probe.watch.tally.Tally.add", "while recording aten::"),
+        ("ampdoctor.probe.passes.one_pass.batch_copy", "while measuring"),
+        ("ampdoctor.probe.passes.precision.working_copy", "while measuring"),
+        ("ampdoctor.probe.watch.observer.Observer.records", "while measuring"),
+        ("ampdoctor.probe.scan.compare_gradients", "while measuring"),
+        ("ampdoctor.probe.passes.precision.Precision.cast_input", "in the reference pass"),
+    ],
+)
+def test_memory_that_runs_out_in_our_own_work(
+    place: str, doing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*arguments: object, **keywords: object) -> None:
+        raise RuntimeError(CPU_SAYS)
+
+    monkeypatch.setattr(place, no_memory)
+    with pytest.raises(ProbeError, match="out of memory") as caught:
+        traced(linear(), X)
+    assert caught.value.message.startswith(f"out of memory {doing}")
+    assert caught.value.message.endswith(CPU_SAYS)
+    assert "smaller batch" in caught.value.hint
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="no CUDA device"):

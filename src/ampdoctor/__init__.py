@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ampdoctor.api import drawing_nothing
+
 if TYPE_CHECKING:
     from ampdoctor.api.report import Report
     from ampdoctor.api.scan import scan
@@ -48,7 +50,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ampdoctor' has no attribute {name!r}")
     module, inside = _HOMES[name]
-    value = getattr(importlib.import_module(module), inside)
+    with drawing_nothing():
+        value = getattr(importlib.import_module(module), inside)
     globals()[name] = value
     return value
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class AmpDoctorError(Exception):
     """Something the user can act on. ``exit_code`` follows the documented contract: 2 or 3."""
@@ -44,3 +47,35 @@ class ProbeError(AmpDoctorError):
     """The measurement could not be made: exit code 3."""
 
     exit_code = 3
+
+
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+"""How torch's allocators and CUDA's libraries say so, where they raise a plain RuntimeError."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True where an exception, whoever raised it, says that memory ran out."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def out_of_memory(doing: str, error: BaseException) -> ProbeError:
+    """What to raise where memory ran out; ``doing``: ``in the candidate pass``."""
+    said = str(error).strip().partition("\n")[0]
+    return ProbeError(
+        f"out of memory {doing}" + (f": {said}" if said else ""),
+        "scan a smaller batch (fewer samples, shorter sequences), a smaller config of the model, or on a "
+        "machine with more memory",
+    )
+
+
+@contextmanager
+def memory_runs_out(doing: str) -> Iterator[None]:
+    """ProbeError where memory runs out inside."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, AmpDoctorError) or not is_out_of_memory(error):
+            raise
+        raise out_of_memory(doing, error) from error

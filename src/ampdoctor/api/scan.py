@@ -13,6 +13,7 @@ from ampdoctor.api.settings import Section, config_of, precision_section
 from ampdoctor.config import Config
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.load.live import live_workload
+from ampdoctor.probe.alone import alone_with_objects
 from ampdoctor.probe.scan import probe
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def examine(
         title=config.title,
     )
     # A caller in inference mode would get a scan without gradients.
-    with torch.inference_mode(False), live as workload:
+    with alone_with_objects(), torch.inference_mode(False), live as workload:
         trace = probe(workload, plan_of(config))
     if trace.interrupted:
         raise KeyboardInterrupt("the scan was interrupted")

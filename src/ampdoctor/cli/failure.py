@@ -6,7 +6,7 @@ import sys
 import traceback
 
 from ampdoctor.cli.exits import FAILED
-from ampdoctor.errors import AmpDoctorError, ConfigError
+from ampdoctor.errors import AmpDoctorError, ConfigError, is_out_of_memory, out_of_memory
 
 
 def explain_error(error: AmpDoctorError, debug: bool) -> int:
@@ -16,7 +16,7 @@ def explain_error(error: AmpDoctorError, debug: bool) -> int:
 
 
 def own_bug(error: Exception, debug: bool) -> int:
-    """The exit code; an exception that is nobody's but ours is on stderr."""
+    """The exit code; an exception that is nobody's but ours, or the machine's, is on stderr."""
     explain_details(error, debug)
     return fail(f"error: {bug_words(error)}", FAILED)
 
@@ -48,7 +48,9 @@ def reason_of(error: AmpDoctorError) -> str:
 
 
 def bug_words(error: Exception) -> str:
-    """``this is a bug in ampdoctor (KeyError: 'x')``, in one line."""
+    """``this is a bug in ampdoctor (KeyError: 'x')``, in one line; that memory ran out, where it did."""
+    if is_out_of_memory(error):
+        return out_of_memory("outside the measurement", error).message
     return f"this is a bug in ampdoctor ({bare_words(error)})"
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 from zlib import crc32
 
-from ampdoctor.errors import AmpDoctorError, LoadError
+from ampdoctor.errors import AmpDoctorError, LoadError, is_out_of_memory, out_of_memory
 from ampdoctor.load.describe import describe, listed
 from ampdoctor.load.traceback import OWN_FOLDER, message_of, user_traceback
 
@@ -120,6 +120,8 @@ def user_code(what: str) -> Iterator[None]:
             user_traceback(error),
         ) from error
     except Exception as error:
+        if is_out_of_memory(error):
+            raise out_of_memory(f"in {what}", error) from error
         first_line = next(iter(message_of(error).splitlines()), "")
         hint = ""
         if isinstance(error, ModuleNotFoundError):

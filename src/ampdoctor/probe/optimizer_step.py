@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampdoctor.errors import AmpDoctorError
+from ampdoctor.errors import AmpDoctorError, is_out_of_memory
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.site import Source
 from ampdoctor.facts.trace import OptimizerStep, ParameterUpdate
@@ -85,7 +85,7 @@ def _take(workload: Workload, precision: Precision, seed: int, watch: MakeObserv
     """Forward and backward of the first batch, unwatched; then the optimizer's step, watched."""
     model, batch = workload.model, workload.batches[0]
     modules = ModuleStack(model)
-    with isolated(model, batch), precision.open(model), modules.watch():
+    with isolated(model, batch, workload.step), precision.open(model), modules.watch():
         seed_everything(seed)
         run = take_step(workload, batch, precision, modules, Unrecorded)
         if run.interrupted:
@@ -119,6 +119,8 @@ def _call(optimizer: torch.optim.Optimizer, observer: Observer) -> None:
     except AmpDoctorError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         # Of the user's optimizer, or torch's refusal of these dtypes: the rest of the scan still stands.
         raise _NoStep(f"{type(optimizer).__name__}.step() raises {type(error).__name__}: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampdoctor.errors import ProbeError
+from ampdoctor.errors import ProbeError, memory_runs_out
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import (
     Birth,
@@ -25,6 +25,7 @@ from ampdoctor.facts.trace import (
     Trace,
 )
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.alone import alone
 from ampdoctor.probe.births.bad_tensors import bad_tensors, batch_size
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.cast_weights import blame_the_cast
@@ -58,9 +59,11 @@ def probe(workload: Workload, plan: Plan, progress: Progress | None = None) -> T
     """Everything seen of ``workload`` run as ``plan`` says, next to its FP32 reference.
 
     Raises ConfigError for a device that is not there, LoadError where the model gives no loss, ProbeError
-    where it raises in every precision or memory runs out. Interrupted, it returns what it has.
+    where it raises in every precision, memory runs out or another scan is running. Interrupted, it returns
+    what it has.
     """
-    return _Session(workload, plan, progress or (lambda *_: None)).run()
+    with alone(), memory_runs_out("while measuring"):
+        return _Session(workload, plan, progress or (lambda *_: None)).run()
 
 
 @dataclass

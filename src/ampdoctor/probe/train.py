@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampdoctor.errors import ProbeError
+from ampdoctor.errors import ProbeError, is_out_of_memory, memory_runs_out
 from ampdoctor.facts.trace import Birth
 from ampdoctor.facts.training import ScalerRun, ScalerSettings, StepRecord
 from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.traceback import user_traceback
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.alone import alone
 from ampdoctor.probe.births.bad_tensors import batch_size
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.second_look import SecondLook
@@ -47,9 +48,11 @@ def train(
 
     Everything happens on a working copy. Each step draws from a seed of its own, so that it can be run again.
     Raises ConfigError for a device that is not there, LoadError where there is no loss or no optimizer,
-    ProbeError where the model or the optimizer raises. Interrupted, it returns what it has.
+    ProbeError where the model or the optimizer raises, memory runs out or another scan is running.
+    Interrupted, it returns what it has.
     """
-    return _Training(workload, plan, settings, steps, progress or (lambda *_: None)).run()
+    with alone(), memory_runs_out("while training"):
+        return _Training(workload, plan, settings, steps, progress or (lambda *_: None)).run()
 
 
 @dataclass
@@ -76,7 +79,11 @@ class _Training:
         refuse_without_values(model)
         self.precision = candidate(self.plan, device, 1.0)
         self.modules = ModuleStack(model)
-        with isolated(model, self.workload.batches), self.precision.open(model), self.modules.watch():
+        with (
+            isolated(model, self.workload.batches, self.workload.step),
+            self.precision.open(model),
+            self.modules.watch(),
+        ):
             seed_everything(self.plan.seed)
             self.optimizer = self.workload.build_optimizer(model)
             trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
@@ -177,6 +184,8 @@ class _Training:
         try:
             self.scaler.step(self.optimizer)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise ProbeError(
                 f"the optimizer's step raises: {type(error).__name__}: {error}",
                 "GradScaler calls optimizer.step() without a closure",
@@ -222,7 +231,8 @@ class _Again:
         """The step's forward and backward at another loss scale."""
         training = self.training
         model, batch = training.workload.model, training.workload.batches[training._batch(self.step)]
-        with isolated(model, batch), working_copy(model, training.precision.device, lambda t: t.dtype):
+        step = training.workload.step
+        with isolated(model, batch, step), working_copy(model, training.precision.device, lambda t: t.dtype):
             for buffer, before in zip(model.buffers(), self.buffers, strict=True):
                 buffer.copy_(before)
             return training._take(self.step, scale, make)

@@ -20,6 +20,7 @@ Example
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from ampdoctor.diagnose.report import Finding
@@ -37,13 +38,15 @@ def check(reading: Reading) -> Iterator[Finding]:
     if trace.interrupted or any(p.raised for p in trace.passes) or not trace.passes:
         return
     used = {p.name for one in trace.passes for p in one.parameters if p.absmax is not None or p.nan or p.inf}
+    busy = {above for path in (*used, *(m.path for m in trace.modules if m.calls)) for above in _up(path)}
     idle = {m.path: m for m in trace.modules if not m.calls and m.type not in _CONTAINERS}
+    weights: Counter[str] = Counter()
+    for module in trace.modules:
+        for above in _up(module.path):
+            weights[above] += module.parameters
     for path, module in idle.items():
-        within = [m for m in trace.modules if m.path == path or m.path.startswith(path + ".")]
-        if any(m.calls for m in within) or any(name.startswith(path + ".") for name in used):
-            continue
-        parameters = sum(m.parameters for m in within)
-        if parameters and not any(path.startswith(other + ".") for other in idle):
+        parameters = weights[path]
+        if path not in busy and parameters and not any(other in idle for other in _up(path)[1:]):
             yield Finding(
                 code=CODE,
                 severity="info",
@@ -55,6 +58,12 @@ def check(reading: Reading) -> Iterator[Finding]:
                 evidence={"parameters": parameters, "type": module.type},
                 remedy="Often meant so. If not, give the scan a batch that takes this path.",
             )
+
+
+def _up(path: str) -> list[str]:
+    """The path and those above it, without the root: ``a.b``, ``a``."""
+    parts = path.split(".")
+    return [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
 CODE, TITLE = "AMP902", "a module never ran"

@@ -56,6 +56,7 @@ _FLAGS = (
     _Switch(torch.get_default_dtype, torch.set_default_dtype),
     _Switch(torch.is_grad_enabled, torch.set_grad_enabled),
     _Switch(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    _Switch(torch.get_num_threads, torch.set_num_threads),
     _Switch(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _attribute(_cudnn, "enabled"),
     _attribute(_cudnn, "benchmark"),

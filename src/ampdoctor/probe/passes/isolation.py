@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import collections.abc
 import copy
 from collections.abc import Callable, Iterator
@@ -12,23 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampdoctor.errors import ProbeError
+from ampdoctor.errors import ProbeError, is_out_of_memory
 from ampdoctor.load.seeds import preserved_rng
 from ampdoctor.probe.passes.device import flags_kept
+from ampdoctor.probe.passes.model_state import state_kept
 
 
 @contextmanager
-def isolated(model: nn.Module, batch: Any) -> Iterator[None]:
-    """Restores on exit all that a pass may touch of the model, the batch and the process.
+def isolated(model: nn.Module, batch: Any, step: Any) -> Iterator[None]:
+    """Restores on exit all that a pass may touch of the model, the batch, the loss and the process.
 
     Once around every pass: the next one starts from the very same state.
     """
     with ExitStack() as stack:
         stack.enter_context(preserved_rng())
         stack.enter_context(flags_kept())
-        stack.enter_context(_modules_kept(model))
-        plain = _plain_tensors(model)
-        stack.enter_context(_values_kept(plain))
+        plain = stack.enter_context(state_kept(model, step))
         stack.enter_context(_leaves_kept([*model.parameters(), *plain, *_leaves(batch)]))
         yield
 
@@ -83,6 +81,8 @@ def batch_copy(batch: Any, device: torch.device) -> Any:
     try:
         return copy.deepcopy(batch, memo)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise ProbeError(
             f"the batch cannot be copied, and every pass needs a fresh one: {type(error).__name__}: {error}",
             "leave generators, locks, open files and the like out of what the data target returns",
@@ -143,54 +143,6 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _leaves(batch: Any) -> list[Tensor]:
     return [tensor for _, tensor in named_tensors(batch)]
-
-
-@contextmanager
-def _modules_kept(model: nn.Module) -> Iterator[None]:
-    """Puts back each module's attributes, and what its lists, dicts and sets hold (one level deep)."""
-    saved: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
-    for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            continue  # its attributes live in the script, which only its own code can change
-        contents = [(v, copy.copy(v)) for v in vars(module).values() if type(v) in _CONTAINERS]
-        saved.append((module, dict(vars(module)), contents))
-    try:
-        yield
-    finally:
-        for module, attributes, contents in saved:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for container, before in contents:
-                container.clear()
-                (container.extend if isinstance(container, _SEQUENCES) else container.update)(before)
-
-
-_SEQUENCES = (list, collections.deque)
-_CONTAINERS = (*_SEQUENCES, dict, collections.OrderedDict, collections.defaultdict, set)
-
-
-def _plain_tensors(model: nn.Module) -> list[Tensor]:
-    """The tensors that are attributes of modules and neither parameters nor buffers."""
-    tensors = {
-        id(v): v
-        for module in model.modules()
-        for v in vars(module).values()
-        if type(v) is Tensor and v.layout == torch.strided and not v.is_inference() and not v.is_meta
-    }
-    return list(tensors.values())
-
-
-@contextmanager
-def _values_kept(tensors: list[Tensor]) -> Iterator[None]:
-    """Lets a pass write to copies."""
-    originals = [(tensor, tensor.data) for tensor in tensors]
-    try:
-        for tensor, data in originals:
-            tensor.data = data.clone()
-        yield
-    finally:
-        for tensor, data in originals:
-            tensor.data = data
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampdoctor.errors import AmpDoctorError, ProbeError
+from ampdoctor.errors import AmpDoctorError, is_out_of_memory, out_of_memory
 from ampdoctor.facts.trace import Raised
 from ampdoctor.facts.words import Phase
 from ampdoctor.load.seeds import seed_everything
@@ -76,7 +76,7 @@ def run_pass(
     model = workload.model
     modules = ModuleStack(model)
     started = time.perf_counter()
-    with isolated(model, batch), precision.open(model), modules.watch():
+    with isolated(model, batch, workload.step), precision.open(model), modules.watch():
         seed_everything(seed)
         run = take_step(workload, batch, precision, modules, make_observer)
     run.seconds = time.perf_counter() - started
@@ -109,11 +109,8 @@ def take_step(
     except KeyboardInterrupt:
         run.interrupted = True
     except (Exception, SystemExit) as error:
-        if _is_out_of_memory(error):
-            raise ProbeError(
-                f"out of memory in the {precision.role} pass: {str(error).splitlines()[0]}",
-                "scan a smaller batch (fewer samples, shorter sequences) or a smaller model config",
-            ) from error
+        if is_out_of_memory(error):
+            raise out_of_memory(f"in the {precision.role} pass", error) from error
         run.raised = _raised(error, run, locator.phase)
     run.gradients = dense_gradients(model)
     run.buffers = written_buffers(model, buffers)
@@ -163,10 +160,4 @@ def _raised(error: BaseException, run: Run, phase: Phase) -> Raised:
         isinstance(error, EmulatedRefusal),
         constant if holds else None,
         user_traceback(error),
-    )
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
