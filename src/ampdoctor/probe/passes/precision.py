@@ -82,6 +82,9 @@ class Precision:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             # The user's own detector would raise at the first NaN of a backward that is to be followed.
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
+            # On CUDA backward would run in a thread of its own, with autograd nodes numbered from 0: those
+            # made there (recomputed, or of a graph of the gradient) would be taken for forward's.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             if self.is_reference or self.emulates_cuda:
                 stack.enter_context(tf32_off())
             if self.emulates_cuda:

@@ -1,0 +1,82 @@
+"""``device: cuda`` without a GPU: a device of that name in host memory, with autograd's real device threads.
+
+It shows which thread and module an op belongs to, how devices mix and what autocast does; not CUDA's kernels.
+Each test runs in a process of its own: numbers that threads count have a history.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent / "host_cuda"
+ROOT = Path(torch.__file__).parent
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The device, compiled once for all workers of a session."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler (g++)")
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        pytest.skip("needs a CPU build of torch: a CUDA build has devices of its own")
+    worker = os.environ.get("PYTEST_XDIST_WORKER") is not None
+    folder = tmp_path_factory.getbasetemp().parent if worker else tmp_path_factory.getbasetemp()
+    built = folder / "device.so"
+    with (folder / "device.lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if not built.exists():
+            abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+            command = [
+                compiler, "-std=c++20", "-O0", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+                f"-I{ROOT}/include", f"-I{ROOT}/include/torch/csrc/api/include", str(FOLDER / "device.cpp"),
+                "-o", str(built), f"-L{ROOT}/lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{ROOT}/lib",
+            ]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[-2000:]
+    return built
+
+
+@pytest.fixture
+def ask(library: Path) -> Ask:
+    """What scans say on both devices, in a fresh process: ``{name: {"cpu": ..., "cuda": ...}}``."""
+
+    def in_a_process(*arguments: str) -> Any:
+        environment = {**os.environ, "HOST_CUDA": str(library), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "ignore", str(FOLDER / "child.py"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert "ANSWER" in done.stdout, done.stderr[-2000:]
+        return json.loads(done.stdout.rpartition("ANSWER")[2])
+
+    return in_a_process
+
+
+@pytest.mark.parametrize("how", ["plain", "reentrant", "non-reentrant"])
+def test_a_fault_in_backward_is_blamed_on_its_own_module(how: str, ask: Ask) -> None:
+    answer = ask("scan", how)[how]
+    assert answer["cuda"]["device"] == "cuda"
+    for device in ("cpu", "cuda"):
+        assert answer[device]["verdict"] == "backward-undefined"
+        assert answer[device]["fault"][:2] == ["backward", "blocks.2.b"]
+        assert answer[device]["line"] == "return torch.sqrt((x - x.detach()).square())"
+    assert answer["cuda"]["fault"] == answer["cpu"]["fault"]
+    assert answer["cuda"]["sites"] == answer["cpu"]["sites"]
+
+
+def test_every_backward_op_of_a_gradient_penalty_has_its_module_and_line(ask: Ask) -> None:
+    answer = ask("scan", "gradient penalty")["gradient penalty"]
+    assert answer["cuda"]["sites"] == answer["cpu"]["sites"]
+    assert sum(site[0] == "backward" for site in answer["cuda"]["sites"]) > 50
