@@ -83,10 +83,10 @@ def run(
 
 def emit(report: RunReport, sinks: Sequence[Sink], all_layers: bool) -> None:
     """Nothing; the report is on stderr and in every file that was asked for."""
-    from ampdoctor.render.run import FORMATS
+    from ampdoctor.render import RUN
 
     for sink in sinks:
-        document = FORMATS[sink.format](report, drawing(sink.file, all_layers))
+        document = RUN[sink.format](report, drawing(sink.file, all_layers))
         if sink.file is None:
             say(document.rstrip("\n"))
         else:
