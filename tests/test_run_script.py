@@ -213,6 +213,36 @@ def test_steps_and_ctrl_c_give_the_report_so_far(tmp_path: Path) -> None:
     assert urgent(report) == []
 
 
+def test_a_script_in_a_configs_place_is_told_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, MODEL)
+    assert command(["scan", str(path)]) == 2
+    assert f"ampdoctor run {path}" in capsys.readouterr().err
+
+
+def test_an_optimizer_with_a_closure_is_examined_before_it_moves_anything(tmp_path: Path) -> None:
+    body = (
+        MODEL
+        + """
+def closure():
+    opt.zero_grad()
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    print(loss.item())
+    return loss
+for _ in range(3):
+    opt.step(closure)
+"""
+    )
+    report, _, printed = run(written(tmp_path, body))
+    losses = [float(word) for word in printed.split()]
+    assert [m.loss for m in report.timeline] == losses
+    assert report.done == 3
+    (examined,) = report.examined
+    assert examined.report.losses[0].reference == losses[0]
+
+
 def test_a_script_that_is_not_there_is_one_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["run", "nowhere.py"]) == 2
     assert "there is no script nowhere.py" in capsys.readouterr().err

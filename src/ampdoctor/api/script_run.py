@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -181,12 +182,18 @@ def _plan(loss: _Captured, scale: float) -> Plan:
     return Plan(mode="none", dtype=dtype, device=device, loss_scale=scale)
 
 
+def _title(program: Program) -> str:
+    """The script, and the rank of this process where there are several."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return f"{program.target}, rank {os.environ.get('RANK', '0')}" if several else program.target
+
+
 def run_script(program: Program, wanted: Wanted, policy: Policy) -> tuple[RunReport, Ended, list[Trace]]:
     """The report on a script, how it ended, and the traces of the steps examined.
 
     The script runs in this process, as ``python`` would run it.
     """
-    recorder = Recorder(program.target)
+    recorder = Recorder(_title(program))
     examiner = Examiner(recorder, wanted, policy)
     with LoopWatch(recorder, examiner):
         ended = run_program(program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,8 +70,8 @@ def run(
 
     wanted = Wanted(steps, step, until_nan, keep_going)
     # where files go is settled before the script changes the folder
-    sinks = tuple(Sink(s.format, s.file.absolute() if s.file else None) for s in sinks)
-    save = save.absolute() if save is not None else None
+    sinks = tuple(Sink(s.format, _of_rank(s.file)) for s in sinks)
+    save = _of_rank(save)
     report, ended, traces = run_script(program, wanted, Policy(today=today()))
     sys.stdout.flush()
     if ended.said:
@@ -91,3 +92,12 @@ def emit(report: RunReport, sinks: Sequence[Sink], all_layers: bool) -> None:
             say(document.rstrip("\n"))
         else:
             write_document(document, sink.file)
+
+
+def _of_rank(file: Path | None) -> Path | None:
+    """The file as an absolute path; of several processes, each but the first has one of its own."""
+    if file is None:
+        return None
+    rank = os.environ.get("RANK", "0")
+    name = file.name if rank == "0" else f"{file.stem}.rank{rank}{file.suffix}"
+    return file.absolute().with_name(name)

@@ -24,6 +24,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
     ConfigError names every problem at once. Paths given in ``overrides`` too start from the file's folder.
     """
+    if path.suffix == ".py":
+        raise ConfigError(
+            f"{path} is a Python script, not a config",
+            f"a training script is examined with `ampdoctor run {path}`; a model in it with "
+            f"`--model {path}:build_model --data {path}:build_batch`",
+        )
     return parse_config(_read(path), path, overrides)
 
 

@@ -52,6 +52,8 @@ class Around:
         """What is called now is torch's own business, or ours."""
         self.scaler_step: tuple[Any, Draft] | None = None
         """The scaler whose step is running, and that event."""
+        self.turn_after_backward: Draft | None = None
+        """The step of an optimizer with a closure that has made no gradients yet."""
         self._pid = os.getpid()
 
     @property
@@ -63,6 +65,14 @@ class Around:
     def off(self) -> bool:
         """Nothing is to be recorded now."""
         return self.busy or self.elsewhere
+
+    def take_turn(self, draft: Draft) -> None:
+        """Nothing; an optimizer is about to apply its gradients, without a scaler."""
+        figures = self.recorder.figures[-1]
+        figures.norm = draft["norm"]
+        figures.norm_is_scaled = bool(draft["gradients"].get("scaled"))
+        self.recorder.attempted(draft)
+        self.listener.optimizer_turn(draft, False)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

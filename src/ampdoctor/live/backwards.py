@@ -98,6 +98,10 @@ class GradientCalls:
             scaled = [since for _, kind, since in touched if kind == "scaled"]
             draft["accumulates_onto"] = min(scaled, default=None)
             draft["value"] = float(len(touched))
+            turn, self.around.turn_after_backward = self.around.turn_after_backward, None
+            if turn is not None:
+                turn["norm"] = norm_of([parameter for parameter, _, _ in touched])
+                self.around.take_turn(turn)
         return result
 
     def grad(self, original: Any) -> Any:

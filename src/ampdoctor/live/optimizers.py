@@ -37,19 +37,21 @@ class OptimizerCalls:
                 norm=inside[1]["norm"] if inside is not None else norm_of(parameters),
                 detail="autocast" if torch.is_autocast_enabled(device_of(parameters)) else "",
             )  # fmt: skip
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            if closure is not None:
+                # forward and backward are yet to come, inside: their end is this optimizer's turn
+                self.around.turn_after_backward = draft
+                return
             if inside is None:
-                recorder.figures[-1].norm = draft["norm"]
-                recorder.figures[-1].norm_is_scaled = bool(draft["gradients"].get("scaled"))
-                recorder.attempted(draft)
-            skipped = inside is not None and bool(getattr(optimizer, "found_inf", False))
-            if not skipped:
+                self.around.take_turn(draft)
+            elif not getattr(optimizer, "found_inf", False):
                 self.listener.optimizer_turn(draft, False)
-        # a closure is the script's own, and runs inside
-        self.around.mode.muted = len(args) < 2 and not kwargs
+        self.around.mode.muted = True
 
     def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.around.elsewhere:
             self.around.mode.muted = False
+            self.around.turn_after_backward = None
             self.recorder.book.kept(parameters_of(optimizer))
 
     def scheduler(self, original: Any) -> Any:

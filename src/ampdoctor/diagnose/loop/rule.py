@@ -59,7 +59,8 @@ def between(trace: LoopTrace, first: int, last: int, *kinds: EventKind) -> Itera
 
 def before(trace: LoopTrace, event: Event, *kinds: EventKind) -> Event | None:
     """The last event of these kinds before ``event``."""
-    return next((e for e in reversed(trace.events[: event.order]) if e.kind in kinds), None)
+    earlier = (trace.events[at] for at in range(event.order - 1, -1, -1))
+    return next((e for e in earlier if e.kind in kinds), None)
 
 
 def in_steps(events: Sequence[Event]) -> str:
