@@ -10,6 +10,7 @@ from ampdoctor.diagnose.wording import percent
 from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.trace import ParameterGradient, Pass, Trace
 from ampdoctor.facts.words import Role
+from ampdoctor.scales.drift import loss_error
 from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 
 LOSS_ERROR = 1e-2
@@ -68,14 +69,6 @@ def _compared_passes(trace: Trace, batch: int) -> tuple[Pass | None, list[Pass]]
         return reference, [candidate]
     others = [p for p in trace.passes if p.role == "ladder" and p.batch == batch and is_healthy(p)]
     return reference, [candidate, *others[-1:]]
-
-
-def loss_error(candidate: Pass, reference: Pass) -> float | None:
-    """|loss - reference loss| / |reference loss|; None where either is not finite or the reference is 0."""
-    ours, theirs = candidate.loss, reference.loss
-    if ours is None or theirs is None or not math.isfinite(ours - theirs) or theirs == 0:
-        return None
-    return abs(ours - theirs) / abs(theirs)
 
 
 def gradient_error(parameters: Sequence[ParameterGradient]) -> float | None:

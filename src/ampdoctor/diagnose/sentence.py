@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ampdoctor.diagnose.cause import CANCELLATION
 from ampdoctor.diagnose.domain import leaves_domain
+from ampdoctor.diagnose.drift import DriftReading, outcome_words
 from ampdoctor.diagnose.first_fault import tensor_name
 from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.outcome import find_pass, share_lost, what_is_wrong
@@ -81,6 +82,8 @@ def sentence_of(reading: Reading, fault: FirstFault | None) -> Headline:
             )
         case "gradient-underflow":
             return _underflow(reading)
+        case "drift":
+            return _drift(reading)
         case "update-swallowed":
             return _update(reading)
         case "clean":
@@ -191,6 +194,23 @@ def _update(reading: Reading) -> Headline:
         f"{percent(damage.share)} of the weight elements that {step.optimizer} moves in "
         f"FP32 stay as they are in {formats}.",
     )
+
+
+def _drift(reading: Reading) -> Headline:
+    drift = reading.drift
+    if drift is None:
+        return Headline("FINITE AND WRONG.")
+    where = f"{_beginning(drift)} " if drift.begins is not None else ""
+    return Headline("FINITE AND WRONG.", f"{where}{outcome_words(drift)}")
+
+
+def _beginning(drift: DriftReading) -> str:
+    at = drift.begins
+    if at is None:
+        return ""
+    if at.kind == "stale-cast":
+        return f"{place(at.site.module)} is served an outdated cast of {at.weight}."
+    return f"From {short_op(at.site.op)} in {place(at.site.module)} on."
 
 
 def _clean(reading: Reading) -> Headline:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ampdoctor.diagnose.cause import CANCELLATION, FLUSH, GENUINE, RANGE
+from ampdoctor.diagnose.drift import DriftReading, read_drift
 from ampdoctor.diagnose.outcome import GradientDamage, find_pass, gradient_damage
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.scale_window import ScaleReading, best_errors, read_scales
 from ampdoctor.diagnose.standing import (
     FAULT,
     INPUT,
+    SILENT,
     JudgedBirth,
     headline_of,
     in_order,
@@ -47,6 +49,8 @@ class Reading:
     """What is known of loss scales; None where they were not searched."""
     best_errors: Mapping[int, Mapping[str, float | None]]
     """Of each batch the parameters' relative errors at the recommended scale."""
+    drift: DriftReading | None = None
+    """What is finite and far off; None also where an absorbed infinity explains it."""
 
     @property
     def fmt_name(self) -> str:
@@ -66,8 +70,10 @@ def read(trace: Trace, policy: Policy) -> Reading:
     scales = read_scales(trace, policy)
     best = best_errors(trace, scales)
     damage = gradient_damage(trace, best)
-    verdict, basis = _verdict(trace, births, raised, damage, scales)
-    return Reading(trace, policy, births, verdict, basis, raised, damage, scales, best)
+    silent = any(j.standing == SILENT for j in births)
+    drift = None if silent else read_drift(trace, best)
+    verdict, basis = _verdict(trace, births, raised, damage, scales, drift)
+    return Reading(trace, policy, births, verdict, basis, raised, damage, scales, best, drift)
 
 
 def overflows_at_any_scale(birth: Birth) -> bool:
@@ -81,6 +87,7 @@ def _verdict(
     raised: Pass | None,
     damage: GradientDamage | None,
     scales: ScaleReading | None,
+    drift: DriftReading | None,
 ) -> tuple[Verdict, JudgedBirth | None]:
     """The first verdict that holds, in the documented order, and the birth it rests on."""
     bad_input = _bad_input(births)
@@ -112,6 +119,8 @@ def _verdict(
     update = update_damage(trace)
     if update is not None and (update.is_swallowed or update.broken):
         return "update-swallowed", None
+    if drift is not None:
+        return "drift", None
     # A partial scan can find a fault but cannot rule one out.
     return ("not-measured" if trace.interrupted else "clean"), None
 

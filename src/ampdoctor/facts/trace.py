@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampdoctor.facts.drift import Drift
 from ampdoctor.facts.site import Site, Source
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.facts.words import InReference, Mode, Origin, Outcome, Phase, Rerun, Role, TensorKind, Value
@@ -370,5 +371,7 @@ class Trace:
     interrupted: bool = False
     scale_runs: tuple[ScaleRun, ...] = ()
     """Runs of the scale search, in the order made; () where backward could not be judged."""
+    drifts: tuple[Drift, ...] = ()
+    """Of each batch whose outcome is finite and far off: the op where that begins, if one stands out."""
     optimizer_step: OptimizerStep | None = None
     """None where no optimizer is configured, and where its weights are not of low precision."""

@@ -43,6 +43,11 @@ Origin = Literal["op", "batch", "parameter", "buffer", "declared"]
 """Where a non-finite value begins: at an op whose inputs carried none of that kind; in the data it came with;
 in the user's code, which wrote it on purpose."""
 
+DriftKind = Literal["stale-cast", "large-argument", "difference", "long-sum", "choice", "other"]
+"""What the op does at which finite values part from the reference's: reads a cast of a weight that was
+changed since; takes a periodic function of a large number; subtracts nearly equal numbers; adds up; picks or
+draws (one rounding turns a choice over); anything else."""
+
 # ---------------------------------------------------------------- what is thought of it
 
 Verdict = Literal[
@@ -56,6 +61,7 @@ Verdict = Literal[
     "backward-overflow",
     "gradient-underflow",
     "update-swallowed",
+    "drift",
     "clean",
     "not-measured",
 ]

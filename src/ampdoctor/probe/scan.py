@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.errors import ProbeError, memory_runs_out
+from ampdoctor.facts.drift import Drift
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import (
     Birth,
@@ -32,6 +32,7 @@ from ampdoctor.probe.births.cast_weights import blame_the_cast
 from ampdoctor.probe.births.newborn import Newborn
 from ampdoctor.probe.births.reference_twins import ReferenceWatch
 from ampdoctor.probe.births.second_look import SecondLook
+from ampdoctor.probe.drift import find_drift
 from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.optimizer_step import first_step
 from ampdoctor.probe.passes.buffers import compare_buffers
@@ -43,9 +44,11 @@ from ampdoctor.probe.passes.precision import Precision, candidate, reference
 from ampdoctor.probe.passes.reference_noise import reference_errors
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scale_search import ScaleSearch
+from ampdoctor.probe.search_allowed import backward_can_be_judged
 from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.unrecorded import Absent, Unrecorded
+from ampdoctor.scales.drift import has_parted
 from ampdoctor.scales.gradient_harm import LOST_ERROR, without_noise
 
 Progress = Callable[[str, int, int], None]
@@ -80,6 +83,7 @@ class _Session:
     noise: dict[int, dict[str, float]] = field(default_factory=dict)
     """Batch -> errors of its reference gradients against float64, where they were asked for."""
     scale_runs: tuple[ScaleRun, ...] = ()
+    drifts: list[Drift] = field(default_factory=list)
     optimizer_step: OptimizerStep | None = None
     first_candidate: Run | None = None
     deterministic: bool | None = None
@@ -104,8 +108,14 @@ class _Session:
                 self.interrupted = True
             if self.interrupted:
                 break
-        if self.plan.search_scale and self._backward_can_be_judged():
+        if (
+            self.plan.search_scale
+            and not self.interrupted
+            and backward_can_be_judged(self.passes, self.births)
+        ):
             self._search_scale()
+        if not self.interrupted:
+            self._look_for_drift()
         if not self.interrupted:
             self._step_optimizer()
         return Trace(
@@ -115,6 +125,7 @@ class _Session:
             passes=tuple(self.passes),
             births=tuple(self.births),
             scale_runs=self.scale_runs,
+            drifts=tuple(self.drifts),
             opaque_ops=tuple(sorted(self.opaque_ops)),
             refused_ops=tuple(sorted(self.left_ops)),
             deterministic=self.deterministic,
@@ -124,6 +135,20 @@ class _Session:
             interrupted=self.interrupted,
             optimizer_step=self.optimizer_step,
         )
+
+    def _look_for_drift(self) -> None:
+        """Of the batches whose outcome is finite and far off, the op where that begins."""
+        for index in range(len(self.workload.batches)):
+            twin = next((p for p in self.passes if p.role == "reference" and p.batch == index), None)
+            ours = [p for p in self.passes if p.role != "reference" and p.batch == index]
+            explained = any(b.batch == index and b.site and b.site.phase == "forward" for b in self.births)
+            if twin is None or explained or not any(has_parted(p, twin) for p in ours):
+                continue
+            self.progress(f"where batch {index} parts from FP32", 1, 1)
+            precision = candidate(self.plan, self.device, self.plan.loss_scale)
+            found = find_drift(self.workload, index, precision, self.plan.seed)
+            if found is not None:
+                self.drifts.append(found)
 
     def _step_optimizer(self) -> None:
         self.progress("the optimizer's first step", 1, 1)
@@ -174,34 +199,6 @@ class _Session:
         return wide
 
     # -- the loss scales that work
-
-    def _backward_can_be_judged(self) -> bool:
-        """Every batch has gradients, and no fault of the forward or the data spoils them."""
-        candidates = [p for p in self.passes if p.role == "candidate"]
-        return (
-            not self.interrupted
-            and not any(self._spoils_every_scale(b) for b in self.births)
-            and bool(candidates)
-            and all(p.backward_ran and p.raised is None for p in candidates)
-        )
-
-    def _spoils_every_scale(self, birth: Birth) -> bool:
-        """True for a fault of the forward or the data that comes through to the loss or a gradient.
-
-        An infinity that FP32 survives (a mask's, declared, in the batch or made on purpose) is none, whatever
-        gradients an overflow of backward carries it to.
-        """
-        if birth.site is not None and birth.site.phase == "backward":
-            return False
-        on_purpose = birth.value == "inf" and (birth.origin != "op" or birth.reference == "same")
-        if on_purpose and not birth.reaches_loss and self._reference_is_finite(birth.batch):
-            return False
-        return birth.reaches_loss or bool(birth.reaches_gradients)
-
-    def _reference_is_finite(self, batch: int) -> bool:
-        twin = next(p for p in self.passes if p.role == "reference" and p.batch == batch)
-        loss = twin.loss is not None and math.isfinite(twin.loss)
-        return loss and all(p.nan == 0 and p.inf == 0 for p in twin.parameters)
 
     def _search_scale(self) -> None:
         search = ScaleSearch(

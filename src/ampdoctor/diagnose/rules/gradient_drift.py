@@ -9,8 +9,9 @@ What it means
 
 How it is found
     The unscaled gradient is compared with the FP32 pass: the relative error
-    in the 2-norm is above 20 %. Healthy FP16 gradients err by less than 2 %,
-    BF16 by less than 5 %. Gradients that are mere rounding noise (a bias in
+    in the 2-norm is above 20 %, and no single op of the forward is to blame
+    (AMP108 would name it). Healthy FP16 gradients err by less than 2 %, BF16
+    by less than 5 %. Gradients that are mere rounding noise (a bias in
     front of a BatchNorm) do not count, nor do those that underflow took
     (AMP203).
 
@@ -31,41 +32,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ampdoctor.diagnose.amounts import off_reference
-from ampdoctor.diagnose.outcome import find_pass, is_healthy
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
-from ampdoctor.diagnose.standing import SILENT
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import count_words, format_name, number, percent
-from ampdoctor.facts.trace import ParameterGradient
-from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 
 
 def check(reading: Reading) -> Iterable[Finding]:
-    """One finding for the batch whose gradient drifts most."""
-    if reading.basis is not None and reading.basis.standing == SILENT:
+    """One finding for the batch whose gradient drifts most, where no op of the forward explains it."""
+    drift = reading.drift
+    if drift is None or drift.begins is not None or not drift.gradients:
         return
     environment = reading.trace.environment
-    drifted: list[tuple[int, list[ParameterGradient]]] = []
-    for batch in range(environment.batches):
-        candidate = find_pass(reading.trace, "candidate", batch, environment.loss_scale)
-        if candidate is None or not is_healthy(candidate, environment.forward_only):
-            continue
-        best = reading.best_errors.get(batch, {})
-        lost = {p.name for p in harmed(candidate.parameters, best)}
-        found = [
-            p
-            for p in without_noise(candidate.parameters)
-            if p.name not in lost and p.relative_error is not None and p.relative_error > GRADIENT_ERROR
-        ]
-        drifted.append((batch, sorted(found, key=lambda p: -(p.relative_error or 0.0))))
-    batch, found = max(drifted, key=lambda item: len(item[1]), default=(0, []))
-    if not found:
-        return
+    batch, found = drift.batch, drift.gradients
     worst = found[0]
     yield Finding(
         code=CODE,
-        severity="warning",
+        severity="error",
         title=TITLE,
         module=worst.name.rpartition(".")[0],
         op="",
@@ -86,4 +69,4 @@ def check(reading: Reading) -> Iterable[Finding]:
 
 
 CODE, TITLE = "AMP206", "a gradient drifts from the reference"
-RULE = Rule(CODE, TITLE, "warning", __doc__ or "", check)
+RULE = Rule(CODE, TITLE, "error", __doc__ or "", check)

@@ -1,0 +1,91 @@
+"""Finite and wrong: what has parted from the reference by rounding alone, and where that begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ampdoctor.diagnose.outcome import find_pass, is_healthy
+from ampdoctor.diagnose.wording import percent
+from ampdoctor.facts.drift import Drift
+from ampdoctor.facts.trace import ParameterGradient, Pass, Trace
+from ampdoctor.scales.drift import OUTCOME_ERROR, loss_error
+from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
+
+BestErrors = Mapping[int, Mapping[str, float | None]]
+"""Of each batch the parameters' relative errors at the recommended scale."""
+
+
+@dataclass(frozen=True)
+class DriftReading:
+    """A batch whose outcome is finite and far off, at the configured loss scale and at the best one alike."""
+
+    batch: int
+    loss_error: float | None
+    """Relative; None where it is within the limit."""
+    output_error: float | None
+    """The same of the outputs of a forward-only pass."""
+    gradients: tuple[ParameterGradient, ...]
+    """Those that are far off, worst first; what underflow took and noise left out."""
+    begins: Drift | None
+    """The op of the forward where the error appears; None where none stands out."""
+
+
+def read_drift(trace: Trace, best_errors: BestErrors) -> DriftReading | None:
+    """The worst batch; None where nothing has parted.
+
+    None also where two runs of the candidate differ by themselves (AMP905), and where the error begins at an
+    op that chooses or draws: one rounding turns a choice over, and nothing is computed wrongly for it.
+    """
+    if trace.deterministic is False:
+        return None
+    readings = [
+        reading
+        for batch in range(trace.environment.batches)
+        if (reading := _read_batch(trace, batch, best_errors.get(batch, {}))) is not None
+    ]
+    return max(readings, key=lambda r: (r.begins is not None, len(r.gradients)), default=None)
+
+
+def _read_batch(trace: Trace, batch: int, best: Mapping[str, float | None]) -> DriftReading | None:
+    candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
+    reference = find_pass(trace, "reference", batch)
+    if candidate is None or reference is None or not is_healthy(candidate, trace.environment.forward_only):
+        return None
+    begins = next((d for d in trace.drifts if d.batch == batch), None)
+    if begins is not None and begins.kind == "choice":
+        return None
+    loss, outputs = _far(loss_error(candidate, reference)), _far(candidate.output_error)
+    gradients = _far_gradients(candidate, best)
+    # A loss near zero is far off by a hair: without an op to show, or a wrong gradient, it proves nothing.
+    if not gradients and outputs is None and (loss is None or begins is None):
+        return None
+    return DriftReading(batch, loss, outputs, gradients, begins)
+
+
+def _far(error: float | None) -> float | None:
+    return error if error is not None and error > OUTCOME_ERROR else None
+
+
+def _far_gradients(candidate: Pass, best: Mapping[str, float | None]) -> tuple[ParameterGradient, ...]:
+    lost = {p.name for p in harmed(candidate.parameters, best)}
+    found = [
+        p
+        for p in without_noise(candidate.parameters)
+        if p.name not in lost and p.relative_error is not None and p.relative_error > GRADIENT_ERROR
+    ]
+    return tuple(sorted(found, key=lambda p: -(p.relative_error or 0.0)))
+
+
+def outcome_words(drift: DriftReading) -> str:
+    """What the drift does to the outcome, in the figures that were compared."""
+    parts = []
+    if drift.loss_error is not None:
+        parts.append(f"the loss is off by {percent(drift.loss_error)}")
+    if drift.output_error is not None:
+        parts.append(f"the outputs are off by {percent(drift.output_error)}")
+    if drift.gradients:
+        worst = drift.gradients[0]
+        parts.append(f"the gradient of {worst.name} by {percent(worst.relative_error)}")
+    words = " and ".join(parts)
+    return words[:1].upper() + words[1:] + "."

@@ -1,0 +1,218 @@
+"""Where the values of a forward part from the reference's, though all are finite.
+
+Both passes are run once more, forward only, and a sample of every tensor is kept. From the last tensor that
+is far off the error is followed back to the op at which it appears: its output is off, its inputs agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampdoctor.facts.drift import Drift
+from ampdoctor.facts.site import Site
+from ampdoctor.facts.words import DriftKind
+from ampdoctor.load.workload import Workload
+from ampdoctor.probe.passes.one_pass import run_pass
+from ampdoctor.probe.passes.precision import Precision, reference
+from ampdoctor.probe.watch.location import source_of
+from ampdoctor.probe.watch.locator import Locator, Place
+from ampdoctor.probe.watch.observer import Observer, Op, is_countable, results
+from ampdoctor.probe.watch.op_arguments import AnyOp, flat, written
+from ampdoctor.probe.watch.storage_map import StorageMap
+
+_SAMPLE = 4096
+"""Elements kept of a tensor: enough for an error of a few percent, 16 KiB a tensor."""
+_FAR = 0.05
+"""A tensor is off from here on: FP16 rounds to 5e-4, BF16 to 4e-3, and a deep model adds up some of those."""
+_JUMP = 8.0
+"""The error appears, rather than accumulates, where it grows by this factor in one op."""
+
+_CAST = "aten::_to_copy"
+_PERIODIC = frozenset(
+    f"aten::{n}" for n in ("sin", "cos", "tan", "remainder", "fmod", "frac", "floor", "round")
+)
+_DIFFERENCES = frozenset(f"aten::{n}" for n in ("add", "add_", "sub", "sub_", "rsub", "addcmul", "baddbmm"))
+_SUMS = frozenset(f"aten::{n}" for n in ("sum", "mean", "cumsum", "var", "var_mean", "std", "prod", "norm"))
+_CHOICES = frozenset(
+    f"aten::{n}"
+    for n in (
+        "index", "gather", "embedding", "where", "scatter", "scatter_add", "index_select", "index_put",
+        "index_put_", "masked_fill", "topk", "sort", "max_pool2d_with_indices", "bernoulli", "bernoulli_",
+        "native_dropout", "rand_like", "randn_like", "normal_", "uniform_", "exponential_", "multinomial",
+        "gt", "lt", "ge", "le", "eq", "sign", "max", "min", "masked_select",
+    )
+)  # fmt: skip
+"""Ops that choose, or draw: one rounding turns a choice over, and nothing is computed wrongly for it."""
+
+
+def find_drift(workload: Workload, index: int, precision: Precision, seed: int) -> Drift | None:
+    """Where batch ``index``, run in ``precision``, parts from FP32; None where no op stands out."""
+    forward = replace(workload, step=_without_backward(workload))
+    batch = workload.batches[index]
+    passes = [run_pass(forward, batch, p, seed, _Sampled) for p in (reference(precision.device), precision)]
+    exact, ours = (run.observer for run in passes)
+    assert isinstance(exact, _Sampled) and isinstance(ours, _Sampled)
+    if any(run.raised is not None or run.interrupted for run in passes):
+        return None
+    return ours.parting_from(exact, index)
+
+
+def _without_backward(workload: Workload) -> Any:
+    """The step with a loss that asks for no gradient, so that no backward runs; the forward keeps its graph,
+    since some models do otherwise without one."""
+
+    def step(model: nn.Module, batch: Any) -> Any:
+        result = workload.step(model, batch)
+        return result.detach() if isinstance(result, Tensor) else result
+
+    return step
+
+
+@dataclass(frozen=True)
+class _Made:
+    """An output as it was made."""
+
+    place: Place
+    sample: Tensor
+    """On the host, float32."""
+    inputs: tuple[Site, ...]
+    largest_input: float | None
+    stale: tuple[str, Place] | None
+    """A weight among the inputs that was changed after the cast in use, and where."""
+
+
+@dataclass(frozen=True)
+class _WeightCast:
+    weight: Tensor
+    name: str
+    order: int
+
+
+class _Sampled(Observer):
+    """Keeps a sample of each tensor of the forward, and what it was made of."""
+
+    def __init__(self, locator: Locator, precision: Precision) -> None:
+        super().__init__(locator, precision)
+        self.made: dict[Site, _Made] = {}
+        self._site: StorageMap[Site] = StorageMap()
+        self._written: StorageMap[tuple[int, Place]] = StorageMap()
+        self._casts: StorageMap[_WeightCast] = StorageMap()
+        self._weights: StorageMap[str] = StorageMap()
+
+    def begin(self, model: nn.Module, data: Any) -> None:
+        """The weights, by name."""
+        super().begin(model, data)
+        for name, parameter in model.named_parameters():
+            if is_countable(parameter):
+                self._weights.put(parameter, name)
+
+    def run(self, func: AnyOp, op: Op, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the op returns, sampled."""
+        order = self.order - 1
+        given = [t for t in flat((args, kwargs)) if is_countable(t)]
+        inputs = tuple(dict.fromkeys(s for t in given if (s := self._site.get(t)) is not None))
+        largest = _largest(given)
+        stale = next((found for t in given if (found := self._stale(t)) is not None), None)
+        outputs, unrounded = self.call(func, args, kwargs)
+        for tensor in written(func, args, kwargs):
+            if is_countable(tensor):
+                self._written.put(tensor, (order, place))
+        if not op.makes_values or place.phase != "forward":
+            return outputs
+        made = results(func, args, kwargs, outputs)
+        sites = self.record(op, place, args, made, unrounded)
+        for site, tensor in zip(sites, (t for t in flat(made) if is_countable(t)), strict=True):
+            if op.name == _CAST:
+                if given:  # else of whole numbers, which are exact
+                    self._follow_cast(given[0], tensor, order)
+                continue  # has no twin: what it holds is what was cast
+            self.made[site] = _Made(place, _sample(tensor), inputs, largest, stale)
+            self._site.put(tensor, site)
+        return outputs
+
+    def _follow_cast(self, source: Tensor, cast: Tensor, order: int) -> None:
+        site, name = self._site.get(source), self._weights.get(source)
+        if site is not None:
+            self._site.put(cast, site)
+        if name is not None:
+            self._casts.put(cast, _WeightCast(source.detach(), name, order))
+
+    def _stale(self, tensor: Tensor) -> tuple[str, Place] | None:
+        cast = self._casts.get(tensor)
+        if cast is None:
+            return None
+        last = self._written.get(cast.weight)
+        return (cast.name, last[1]) if last is not None and last[0] > cast.order else None
+
+    # -- against the reference
+
+    def parting_from(self, exact: _Sampled, batch: int) -> Drift | None:
+        """The op at which the error appears that the last of the tensors far off carries."""
+        errors = {
+            site: error
+            for site, made in self.made.items()
+            if site in exact.made and (error := _error(made.sample, exact.made[site].sample)) is not None
+        }
+        at = next((s for s in reversed(self.made) if errors.get(s, 0.0) > _FAR), None)
+        while at is not None and errors[at] > _FAR:  # below that it accumulates: no single op is to blame
+            made, error = self.made[at], errors[at]
+            worst = max((s for s in made.inputs if s in errors), key=lambda s: errors[s], default=None)
+            before = 0.0 if worst is None else errors[worst]
+            if worst is None or before * _JUMP <= error or (made.stale is not None and before <= _FAR):
+                return self._drift(at, batch, error, None if worst is None else before)
+            at = worst
+        return None
+
+    def _drift(self, site: Site, batch: int, error: float, input_error: float | None) -> Drift:
+        made = self.made[site]
+        name, changed = made.stale if made.stale is not None else ("", None)
+        return Drift(
+            batch=batch,
+            site=site,
+            source=source_of(made.place.line),
+            kind=_kind(site, made),
+            error=error,
+            input_error=input_error,
+            largest_input=made.largest_input,
+            changed_at=source_of(changed.line) if changed is not None else None,
+            weight=name,
+        )
+
+
+def _kind(site: Site, made: _Made) -> DriftKind:
+    if made.stale is not None:
+        return "stale-cast"
+    if site.op in _CHOICES:
+        return "choice"
+    if site.op in _PERIODIC:
+        return "large-argument"
+    if site.op in _DIFFERENCES:
+        return "difference"
+    return "long-sum" if site.op in _SUMS else "other"
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    values = tensor.detach()
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    values = values.reshape(-1)
+    step = -(-values.numel() // _SAMPLE) or 1
+    return values[::step].to("cpu", torch.float32, copy=True)
+
+
+def _error(ours: Tensor, theirs: Tensor) -> float | None:
+    """None where the tensors do not pair, are not finite, or the reference is all zero."""
+    if ours.shape != theirs.shape:
+        return None
+    size = float(torch.linalg.vector_norm(theirs.double()))
+    error = float(torch.linalg.vector_norm(ours.double() - theirs.double()))
+    return error / size if size > 0 and size < float("inf") and error < float("inf") else None
+
+
+def _largest(tensors: list[Tensor]) -> float | None:
+    sizes = [float(t.detach().abs().max()) for t in tensors if t.numel() and not t.is_complex()]
+    return max(sizes, default=None)

@@ -1,0 +1,128 @@
+"""Finite and wrong: the op at which values part from FP32 is found, and healthy models are left in peace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampdoctor.diagnose.report import Finding, Report
+from case_runner import scan, warnings_of
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x
+
+
+def report_of(step: object, x: Tensor, **plan: object) -> Report:
+    return scan(Scaled(), x, step, mode="half", loss_scale=1.0, **plan)[1]  # type: ignore[arg-type]
+
+
+def the_drift(report: Report) -> Finding:
+    assert report.verdict == "drift"
+    (finding,) = [f for f in report.findings if f.code == "AMP108"]
+    return finding
+
+
+def angle(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.sin(model(x) * 100).float().square().mean()
+
+
+def test_a_periodic_function_of_a_large_number() -> None:
+    """Near 4,000 FP16 has multiples of 2 only: the angle errs by up to 1 radian, and by what 40.01 lost."""
+    finding = the_drift(report_of(angle, torch.tensor([[40.01, 40.02, 40.04, 40.05]])))
+    assert (finding.op, finding.evidence["kind"]) == ("aten::sin", "large-argument")
+    assert finding.source is not None
+    assert "torch.sin" in finding.source.text
+    assert finding.evidence["input_error"] < 1e-3 < 0.05 < finding.evidence["relative_error"]["output"]
+
+
+def test_the_same_function_of_a_small_number_is_left_in_peace() -> None:
+    report = report_of(angle, torch.tensor([[0.001, 0.002, 0.004, 0.005]]))
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
+def test_a_difference_of_nearly_equal_numbers() -> None:
+    """From 2,048 on FP16 has even numbers only: 2,049.1 to 2,050.9 are 2,050, and 2 is left of each."""
+
+    def left(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        return ((y + 2048) - 2048).float().square().mean()
+
+    finding = the_drift(report_of(left, torch.tensor([[1.1, 1.2, 1.3, 2.9]])))
+    assert (finding.op, finding.evidence["kind"]) == ("aten::sub", "difference")
+
+
+def test_outputs_are_compared_without_a_loss() -> None:
+    def outputs(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.cos(model(x) * 100)
+
+    report = report_of(outputs, torch.tensor([[40.01, 40.02, 40.04, 40.05]]), forward_only=True)
+    finding = the_drift(report)
+    assert finding.evidence["output_error"] > 0.2
+    assert "outputs are off by" in report.sentence
+
+
+class Swapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_a_cast_of_a_weight_that_was_changed_since(cleared: bool) -> None:
+    """Within one autocast region the second call still multiplies by the weight as it was before."""
+
+    def twice(model: Swapped, x: Tensor) -> Tensor:
+        first = model(x)
+        with torch.no_grad():
+            model.inner.weight.data.mul_(-2)
+        if cleared:
+            torch.clear_autocast_cache()
+        loss = (first - model(x)).float().square().mean()
+        with torch.no_grad():
+            model.inner.weight.data.div_(-2)
+        return loss
+
+    torch.manual_seed(0)
+    _, report = scan(Swapped(), torch.randn(3, 4), twice, loss_scale=1.0)  # type: ignore[arg-type]
+    if cleared:
+        assert (report.verdict, warnings_of(report)) == ("clean", [])
+        return
+    finding = the_drift(report)
+    assert finding.evidence["kind"] == "stale-cast"
+    assert finding.evidence["weight"] == "inner.weight"
+    assert finding.source is not None
+    assert "mul_(-2)" in finding.source.text
+    assert "clear_autocast_cache" in finding.remedy
+
+
+def test_a_choice_that_rounding_turns_over_is_no_drift() -> None:
+    """1.0001 and 1.0002 are the same number in FP16: argmax takes another of them, and nothing is wrong."""
+
+    def best(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        table = torch.tensor([1.0, -5.0, 3.0, 9.0], dtype=y.dtype)
+        return table[y.argmax(-1)].float().mean() + 0 * y.float().sum()
+
+    report = report_of(best, torch.tensor([[1.0001, 1.0002, 0.5, 0.5]]))
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
+def test_two_passes_that_differ_by_themselves_are_not_called_drift() -> None:
+    calls = [0]
+
+    def noisy(model: nn.Module, x: Tensor) -> Tensor:
+        calls[0] += 1
+        return (model(x).float() * calls[0]).square().mean()
+
+    report = report_of(noisy, torch.ones(1, 4))
+    assert report.verdict != "drift"
