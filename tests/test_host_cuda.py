@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import torch
 
+from case_runner import model_cases
+
 FOLDER = Path(__file__).parent / "host_cuda"
 ROOT = Path(torch.__file__).parent
 
@@ -80,3 +82,33 @@ def test_every_backward_op_of_a_gradient_penalty_has_its_module_and_line(ask: As
     answer = ask("scan", "gradient penalty")["gradient penalty"]
     assert answer["cuda"]["sites"] == answer["cpu"]["sites"]
     assert sum(site[0] == "backward" for site in answer["cuda"]["sites"]) > 50
+
+
+NOT_HERE = {
+    "clean_crf_forward_algorithm": "the case mixes host and device tensors",
+    "clean_lstm_packed": "the case leaves its lengths to the device",
+    "ctc_target_longer_than_input": "a fused GRU cell of CUDA's own",
+    "fft_half_pow2": "the kernels are the CPU's, which has no transform in half",
+    "finfo_min_plus_negative_score": "the case mixes host and device tensors",
+    "marginal_clamp_one_minus_eps": "the case mixes host and device tensors",
+    "nograd_then_grad_mv": "a fused GRU cell of CUDA's own",
+    "siglip_scale_100": "the case mixes host and device tensors",
+    "state_in_containers": "the case mixes host and device tensors",
+}
+"""Cases that this device cannot run, and why."""
+NOT_THE_SAME = {
+    "adaln_unread_rows": "the cast is blamed on the module that makes the value, not on the one that casts",
+    "recompute_in_other_dtype": "the CPU's kernel refuses the mixed dtypes that the emulation lets pass",
+}
+"""Cases of which the two say different things, and what; not explained further yet."""
+
+
+def test_the_cases_get_the_same_diagnosis_on_the_device_and_on_the_cpu(ask: Ask) -> None:
+    slugs = [c.slug for c in model_cases() if c.slug not in NOT_HERE and c.slug not in NOT_THE_SAME]
+    answers = ask("case", *slugs)
+    told, expected = (
+        {slug: {k: v for k, v in said[device].items() if k != "device"} for slug, said in answers.items()}
+        for device in ("cuda", "cpu")
+    )
+    assert told == expected
+    assert {said["cuda"]["device"] for said in answers.values()} == {"cuda"}
