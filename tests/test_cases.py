@@ -48,7 +48,6 @@ OF_THE_SCALE = [case for case in CASES if case.kind in ("backward-overflow-scale
 
 NOT_YET = frozenset(
     (
-        "muon_ns_half",
         "two_gradient_windows",
         "weight_decay_lost_bf16",
     )

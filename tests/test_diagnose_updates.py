@@ -158,3 +158,32 @@ def test_lost_gradients_come_before_lost_updates() -> None:
     report = report_on(update(swallowed=100), passes=passes)
     assert report.verdict == "gradient-underflow"
     assert [f.severity for f in found(report, "AMP301")] == ["error"]
+
+
+def test_an_optimizer_that_casts_inside_is_named_with_its_cast() -> None:
+    step = OptimizerStep(
+        "Muon", MAKES, 1.0, (update(dtype="float32", swallowed=75),), None, casts_to="float16"
+    )
+    report = report_on(optimizer_step=step)
+    assert (report.verdict, report.sentence) == (
+        "update-swallowed",
+        "UPDATES SWALLOWED by the optimizer. Muon casts to FP16: 75.0 % of the weight elements that it moves "
+        "without the cast stay as they are.",
+    )
+    (finding,) = found(report, "AMP301")
+    assert finding.message == (
+        "Muon casts to FP16 here, which rounds to zero. Of the 100 weight elements that it moves with this "
+        "in FP32, 75.0 % stay as they are: w."
+    )
+    assert finding.remedy is not None and finding.remedy.startswith("Normalise before the cast")
+
+
+def test_weights_that_the_cast_destroys_are_not_said_to_be_low_precision() -> None:
+    step = OptimizerStep("Muon", MAKES, 1.0, (update(dtype="float32", nan=4),), None, casts_to="float16")
+    report = report_on(optimizer_step=step)
+    assert report.sentence == (
+        "WEIGHTS DESTROYED by the optimizer. The first step of Muon leaves 4 weight elements non-finite by a "
+        "cast to FP16; without it, the step is fine."
+    )
+    (finding,) = found(report, "AMP301")
+    assert finding.message.endswith("in w; without the cast to FP16 all stay finite.")

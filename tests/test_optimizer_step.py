@@ -198,3 +198,71 @@ def test_a_case_whose_eps_vanishes() -> None:
     assert len(finding.evidence["non_finite"]) == 3
     assert finding.source is not None
     assert "return torch.optim.Adam(model.parameters(), lr=1e-3)" in finding.source.text
+
+
+# ---------------------------------------------------------------- FP32 weights, and a cast inside the step
+
+
+class Casting(torch.optim.Optimizer):
+    """Steps in the gradient's direction, which it takes from a copy in a short format."""
+
+    def __init__(self, parameters: Any, dtype: torch.dtype, first: bool, eps: float) -> None:
+        super().__init__(parameters, {})
+        self.dtype, self.first, self.eps = dtype, first, eps
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            if self.first:
+                short = (p.grad / p.grad.norm()).to(self.dtype)
+            else:
+                short = p.grad.to(self.dtype)
+            p.sub_(short.float() / (short.float().norm() + self.eps))
+
+
+def casting(dtype: torch.dtype, first: bool = False, eps: float = 1e-30) -> BuildOptimizer:
+    return lambda model: Casting(model.parameters(), dtype, first, eps)
+
+
+FP32 = {"mode": "autocast"}
+TINY = [2.0**-30, -(2.0**-30)]
+
+
+def test_an_optimizer_that_casts_before_it_normalises_moves_nothing() -> None:
+    """2^-30 is below half of FP16's smallest number, 2^-24."""
+    found = step_of(Weights(1.0, 1.0), TINY, casting(torch.float16), **FP32)
+    assert found is not None and found.source is not None
+    assert (found.casts_to, found.source.text) == ("float16", "short = p.grad.to(self.dtype)")
+    assert [(u.moved, u.swallowed) for u in found.updates] == [(2, 2)]
+
+
+def test_one_that_flushes_a_part_loses_that_part() -> None:
+    found = step_of(Weights(1.0, 1.0), [2.0**-30, 2.0**-10], casting(torch.float16), **FP32)
+    assert found is not None
+    # Without the cast, the first element moves by 2^-20: FP32 numbers below 1 are 2^-24 apart.
+    assert [(u.moved, u.swallowed) for u in found.updates] == [(2, 1)]
+
+
+def test_weights_that_the_cast_destroys_are_told_from_swallowed_ones() -> None:
+    """Without an eps, the zeros are divided by their own norm."""
+    found = step_of(Weights(1.0, 1.0), TINY, casting(torch.float16, eps=0.0), **FP32)
+    assert found is not None
+    assert [(u.moved, u.swallowed, u.nan) for u in found.updates] == [(2, 0, 2)]
+
+
+def test_one_that_normalises_first_or_takes_bf16_or_meets_ordinary_gradients_is_fine() -> None:
+    assert step_of(Weights(1.0, 1.0), TINY, casting(torch.float16, first=True), **FP32) is None
+    assert step_of(Weights(1.0, 1.0), TINY, casting(torch.bfloat16), **FP32) is None
+    assert step_of(Weights(1.0, 1.0), [0.5, 0.25], casting(torch.float16), **FP32) is None
+
+
+def test_weights_that_start_at_zero_are_the_smallest_number_apart() -> None:
+    assert update_of(Weights(0.0), [1.0], sgd(0.1)).spacing == 2.0**-24
+
+
+def test_the_case_whose_optimizer_casts() -> None:
+    report = run_case("muon_ns_half")
+    assert (report.verdict, warnings_of(report)) == ("update-swallowed", ["AMP301 "])
+    (finding,) = [f for f in report.findings if f.code == "AMP301"]
+    assert finding.source is not None and finding.source.text == "x = g.to(torch.float16)"
+    assert (finding.evidence["moved"], finding.evidence["swallowed"]) == (512, 512)

@@ -184,10 +184,18 @@ def _update(reading: Reading) -> Headline:
     formats = " and ".join(dict.fromkeys(format_name(u.dtype) for u in step.updates))
     if damage.broken:
         elements = sum(u.nan + u.inf for u in damage.broken)
+        cast = format_name(step.casts_to) if step.casts_to else ""
+        where = f"by a cast to {cast}; without it, the step" if cast else f"in {formats}; FP32"
         return Headline(
             "WEIGHTS DESTROYED by the optimizer.",
             f"The first step of {step.optimizer} leaves "
-            f"{count_words(elements, 'weight element')} non-finite in {formats}; FP32 is fine.",
+            f"{count_words(elements, 'weight element')} non-finite {where} is fine.",
+        )
+    if step.casts_to:
+        return Headline(
+            "UPDATES SWALLOWED by the optimizer.",
+            f"{step.optimizer} casts to {format_name(step.casts_to)}: {percent(damage.share)} of the weight "
+            "elements that it moves without the cast stay as they are.",
         )
     return Headline(
         "UPDATES SWALLOWED.",

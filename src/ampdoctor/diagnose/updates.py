@@ -15,12 +15,12 @@ nothing under Adam at 1e-3."""
 
 @dataclass(frozen=True)
 class UpdateDamage:
-    """The step on all low-precision parameters together."""
+    """The step on all parameters that can lose by it together."""
 
     moved: int
     """Elements that the step changes in FP32."""
     swallowed: int
-    """Of those, elements that do not change at all in low precision."""
+    """Of those, elements that do not change at all here."""
     most_swallowed: tuple[ParameterUpdate, ...]
     """Parameters that lose most of their update, worst first."""
     broken: tuple[ParameterUpdate, ...]
@@ -38,11 +38,11 @@ class UpdateDamage:
 
 
 def update_damage(trace: Trace) -> UpdateDamage | None:
-    """The damage of the first step; None where no step was taken on low-precision weights."""
+    """The damage of the first step; None where no step was taken, or nothing in it rounds."""
     step = trace.optimizer_step
     if step is None or not step.updates:
         return None
-    low = [u for u in step.updates if u.dtype in ("float16", "bfloat16")]
+    low = [u for u in step.updates if step.casts_to or u.dtype in ("float16", "bfloat16")]
     lost = [u for u in low if (share(u) or 0.0) > SWALLOWED_SHARE]
     return UpdateDamage(
         moved=sum(u.moved for u in low),

@@ -311,7 +311,7 @@ class ScaleRun:
 
 @dataclass(frozen=True)
 class ParameterUpdate:
-    """What an optimizer's first step does to one low-precision parameter, against the same step in FP32."""
+    """What an optimizer's first step does to one parameter, against the same step in FP32."""
 
     name: str
     numel: int
@@ -333,7 +333,8 @@ class ParameterUpdate:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """The optimizer's first step on low-precision weights, from the unscaled gradients of the first batch."""
+    """The optimizer's first step from the unscaled gradients of the first batch: on low-precision weights, or
+    by an optimizer that casts inside."""
 
     optimizer: str
     """Class name."""
@@ -341,11 +342,15 @@ class OptimizerStep:
     """The user's line that makes the optimizer."""
     loss_scale: float
     updates: tuple[ParameterUpdate, ...]
-    """One per low-precision parameter that has a gradient."""
+    """One per parameter that has a gradient and that the optimizer holds."""
     birth: Birth | None
     """The first non-finite value of the step; None where there is none."""
     failure: str = ""
     """Why no step could be taken, such as an exception of the optimizer's; ``updates`` is () then."""
+    casts_to: str = ""
+    """The dtype that the optimizer itself casts to, losing values to zero, though the weights are FP32;
+    ``source`` is the line of that cast then, and the reference of ``updates`` the step without it. "" where
+    the weights round."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The optimizer's first step on low-precision weights, next to FP32's: what rounding leaves of it."""
+"""The optimizer's first step, next to FP32's: what rounding, or a cast of its own, leaves of it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.watch.location import ModuleStack, line_that_makes, source_of
 from ampdoctor.probe.watch.locator import Locator
 from ampdoctor.probe.watch.observer import Observer
+from ampdoctor.probe.watch.own_casts import CastsWidened, OwnCasts
 from ampdoctor.probe.watch.unrecorded import Unrecorded
 from ampdoctor.scales.powers_of_two import LOW_PRECISION
 
@@ -33,8 +34,10 @@ __ampdoctor_calls_user_code__ = True
 
 
 def first_step(workload: Workload, plan: Plan, device: torch.device) -> OptimizerStep | None:
-    """What one step on the first batch does; None without an optimizer, and where all weights are FP32.
+    """What one step on the first batch does; None without an optimizer, and where nothing in it rounds.
 
+    Low-precision weights are compared with an FP32 step. FP32 weights lose an update only where the optimizer
+    itself casts to 16 bits: that step is compared with one from the same gradients with those casts in FP32.
     The gradients are divided by the loss scale where they lie, in their own dtype. Raises LoadError where the
     user's code gives no optimizer.
     """
@@ -43,7 +46,7 @@ def first_step(workload: Workload, plan: Plan, device: torch.device) -> Optimize
     precision = candidate(plan, device, plan.loss_scale)
     trained = [p for p in workload.model.parameters() if p.requires_grad and p.is_floating_point()]
     if not any(_name(precision.weight_dtype(p.dtype)) in LOW_PRECISION for p in trained):
-        return None
+        return _casts_inside(workload, precision, plan) if trained else None
     look = None
     try:
         low = _take(workload, precision, plan.seed, Unrecorded)
@@ -61,6 +64,27 @@ def first_step(workload: Workload, plan: Plan, device: torch.device) -> Optimize
         loss_scale=plan.loss_scale,
         updates=tuple(_update(name, low, exact) for name in low.before if name in exact.before),
         birth=next((b for b in births if b.origin == "op"), None),
+    )
+
+
+def _casts_inside(workload: Workload, precision: Precision, plan: Plan) -> OptimizerStep | None:
+    """The step on FP32 weights; None where the optimizer makes no value zero by a cast of its own."""
+    try:
+        written = _take(workload, precision, plan.seed, OwnCasts)
+        casts = written.observer
+        assert isinstance(casts, OwnCasts)
+        if casts.dtype is None:
+            return None
+        wide = _take(workload, precision, plan.seed, CastsWidened)
+    except _NoStep:
+        return None  # backward has no gradients, or bad ones: that is the scan's to tell, not the optimizer's
+    return OptimizerStep(
+        optimizer=written.optimizer,
+        source=source_of(casts.line),
+        loss_scale=plan.loss_scale,
+        updates=tuple(_update(name, written, wide) for name in written.before),
+        birth=None,
+        casts_to=_name(casts.dtype),
     )
 
 
@@ -169,6 +193,7 @@ def _spacing(values: Tensor, fmt: FloatFormat) -> Tensor:
     """The distance from each value to the next larger magnitude of the format."""
     _, exponents = torch.frexp(values)  # |x| = f * 2^e with 1/2 <= f < 1
     steps = torch.ldexp(torch.ones_like(values), exponents - 1 - fmt.mantissa_bits)
+    steps = torch.where(values == 0, torch.zeros_like(steps), steps)  # frexp gives zero the exponent of 1/2
     return steps.clamp(min=fmt.min_subnormal)
 
 

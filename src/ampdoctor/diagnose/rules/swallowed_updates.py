@@ -17,7 +17,8 @@ What to do
     Keep the weights in FP32 and compute in low precision: torch.autocast
     instead of model.half(). Or an optimizer that keeps an FP32 master copy,
     or rounds stochastically, or carries the rounding error along (Kahan
-    summation). A larger learning rate only moves the limit.
+    summation). A larger learning rate only moves the limit. An optimizer that
+    casts inside must bring its input to size before the cast.
 
 Example
     model.half() and SGD at 1e-4: updates of 6e-7 on weights of 0.1; 98 % of
@@ -46,6 +47,7 @@ _REMEDY = (
     "Keep the weights in FP32 and use torch.autocast, or an optimizer with an FP32 master copy or stochastic "
     "rounding."
 )
+_REMEDY_INSIDE = "Normalise before the cast, not after it, or cast to torch.bfloat16, whose range is FP32's."
 
 
 def check(reading: Reading) -> Iterator[Finding]:
@@ -62,6 +64,12 @@ def check(reading: Reading) -> Iterator[Finding]:
 
 
 def _swallowed(step: OptimizerStep, damage: UpdateDamage) -> str:
+    if step.casts_to:
+        return (
+            f"{step.optimizer} casts to {format_name(step.casts_to)} here, which rounds to zero. Of the "
+            f"{damage.moved:,} weight elements that it moves with this in FP32, {percent(damage.share)} "
+            f"stay as they are: {listing([u.name for u in damage.most_swallowed])}."
+        )
     return (
         f"{percent(damage.share)} of the {damage.moved:,} weight elements that {step.optimizer} moves in "
         f"FP32 stay as they are in {_formats(damage)}: {_worst(damage)}."
@@ -70,6 +78,11 @@ def _swallowed(step: OptimizerStep, damage: UpdateDamage) -> str:
 
 def _in_part(step: OptimizerStep, damage: UpdateDamage) -> str:
     most = damage.most_swallowed
+    if step.casts_to:
+        return (
+            f"{step.optimizer} casts to {format_name(step.casts_to)} here, which rounds most of the update "
+            f"of {listing([u.name for u in most])} to zero."
+        )
     lose = "loses" if len(most) == 1 else "lose"
     return (
         f"{count_words(len(most), 'parameter')} {lose} most of {step.optimizer}'s first step to "
@@ -87,9 +100,10 @@ def _worst(damage: UpdateDamage) -> str:
 
 def _broken(step: OptimizerStep, damage: UpdateDamage) -> str:
     elements = sum(u.nan + u.inf for u in damage.broken)
+    other = f"without the cast to {format_name(step.casts_to)}" if step.casts_to else "in FP32"
     return (
         f"The first step of {step.optimizer} leaves {count_words(elements, 'weight element')} non-finite, in "
-        f"{listing([u.name for u in damage.broken])}; in FP32 all stay finite."
+        f"{listing([u.name for u in damage.broken])}; {other} all stay finite."
     )
 
 
@@ -117,7 +131,7 @@ def _finding(severity: Severity, step: OptimizerStep, damage: UpdateDamage, mess
             "op": step.birth.site.op if damage.broken and step.birth and step.birth.site else None,
         },
         amounts=updates_lost(damage.swallowed, damage.moved),
-        remedy=_REMEDY,
+        remedy=_REMEDY_INSIDE if step.casts_to else _REMEDY,
     )
 
 
