@@ -26,7 +26,7 @@ from ampdoctor.probe.passes.precision import candidate
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scan import probe
 from ampdoctor.probe.watch.observer import Observer
-from ampdoctor.scales.powers_of_two import ceiling_of, gradient_tensors, limiting, underflow_fraction
+from ampdoctor.scales.powers_of_two import ceiling_of, gradient_tensors, limiting, shares_zeroed
 
 SCALES = range(25)
 
@@ -54,6 +54,7 @@ def compare(name: str, workload: Workload, loss_scale: float) -> Truth:
     recorded = next(p for p in trace.passes if p.role == "candidate")
     reference = next(p for p in trace.passes if p.role == "reference")
     tensors = gradient_tensors(recorded, reference)
+    shares = shares_zeroed(tensors)
     first = limiting(tensors)
     assert first is not None
     true_ceiling, worst, worst_at, largest = -1, 0.0, 0, 0.0
@@ -67,7 +68,7 @@ def compare(name: str, workload: Workload, loss_scale: float) -> Truth:
         kept = sum(min(t.nonzero, t.stats.numel - t.stats.zeros) for t in rounding)
         share = 1 - kept / nonzero
         largest = max(largest, share)
-        difference = abs(share - underflow_fraction(tensors, exponent))
+        difference = abs(share - shares[exponent])
         if difference > worst:
             worst, worst_at = difference, exponent
     ceiling = min(ceiling_of(first.absmax, first.fmt), SCALES[-1])

@@ -190,3 +190,13 @@ def test_losses_of_both_precisions_are_kept() -> None:
     passes = (reference(loss=2.0), candidate(loss=2.5), reference(batch=1, loss=3.0))
     losses = diagnose(trace(passes=passes)).losses
     assert [(x.batch, x.reference, x.candidate) for x in losses] == [(0, 2.0, 2.5), (1, 3.0, None)]
+
+
+def test_a_site_with_other_elements_than_its_twin_is_compared_with_itself() -> None:
+    """Routing gave this site 4 elements here and 40 in FP32: nothing was flushed, so nothing is lost."""
+    here = record("fc", "aten::index", 1, phase="backward", numel=4)
+    there = record("fc", "aten::index", 1, phase="backward", numel=40, dtype="float32")
+    passes = (reference(sites=(there,)), candidate(sites=(here,)))
+    (row,) = diagnose(trace(modules=(module("fc"),), passes=passes)).layers
+    assert row.gradient is not None
+    assert row.gradient.underflow_fraction == 0.0

@@ -12,8 +12,8 @@ from ampdoctor.diagnose.report import GradientBins, GradientHistogram
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.scales.gradient_view import gradients_to_sweep
-from ampdoctor.scales.powers_of_two import underflow_fraction
-from trace_builder import candidate, module, record, reference, trace
+from ampdoctor.scales.powers_of_two import shares_zeroed
+from trace_builder import candidate, module, parameter, record, reference, trace
 
 
 def backward(name: str, counts: dict[int, int], absmax: float, order: int, **changes: Any) -> SiteRecord:
@@ -70,13 +70,13 @@ def test_shares_are_those_of_the_sweep() -> None:
     found = histogram()
     assert found is not None
     tensors = gradients_to_sweep(trace(passes=(reference(), candidate(sites=SITES))))
-    expected = [underflow_fraction(tensors, k) for k in range(33)]
+    expected = shares_zeroed(tensors)
     assert list(found.total.underflow_fraction) == [share for share in expected if share]
     assert found.total.underflow_fraction == pytest.approx((6 / 7, 3 / 7, 3 / 7))
 
 
 def test_a_pass_that_is_not_finite_has_none() -> None:
-    assert histogram(loss=float("nan")) is None
+    assert histogram(parameters=(parameter("w", nan=1),)) is None
 
 
 def test_no_gradient_in_low_precision_has_none() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import case_runner
 from ampdoctor.facts.floats import BFLOAT16, FLOAT8_E4M3FN, FLOAT16
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.trace import Trace
@@ -20,9 +21,9 @@ from ampdoctor.scales.gradient_view import (
     GradientView,
     Selection,
     has_finite_backward,
-    predicted_window,
     view_gradients,
 )
+from ampdoctor.scales.powers_of_two import predicted_window
 from case_runner import scan
 from trace_builder import candidate, environment, parameter, record, reference, stats, trace
 
@@ -111,12 +112,16 @@ def test_the_sweep_rests_on_the_recording_that_lost_least(flushed_at_one: Trace)
     assert {t.recorded_at for t in view.tensors} == {24}
     # 2^-33 survives from 2^9 on, 2^-30 from 2^6, 2^-26 from 2^2
     shares = {p.exponent: p.underflow_fraction for p in view.points}
-    assert shares[0] == pytest.approx(9 / 11)
+    # 2^0 was run: a cast flushed all there was to flow back, of which the recording at 2^24 knows nothing
+    first, second = view.points[:2]
+    assert (first.underflow_fraction, first.run, first.bound) == (1.0, True, None)
+    assert first.predicted == pytest.approx(9 / 11)
+    assert (second.run, second.bound, view.points[24].bound) == (False, "lower", None)
     assert shares[2] == pytest.approx(7 / 11)
     assert shares[6] == pytest.approx(1 / 11)
     assert shares[9] == 0
     assert [p.exponent for p in view.points if p.overflowing] == [32]
-    assert predicted_window(view, 0.01, 1) == (9, 30)
+    assert predicted_window(view.tensors, 0.01, 1) == (9, 30)
 
 
 def test_the_scales_that_were_run_stand_next_to_the_prediction(flushed_at_one: Trace) -> None:
@@ -154,7 +159,7 @@ def test_a_selection_takes_some_of_the_gradients(
     for t in view.tensors:
         found[t.site.module] = found.get(t.site.module, 0) + 1
     assert found == tensors
-    assert view.runs == ()  # they are of all gradients
+    assert bool(view.runs) == (selection.kind == PARAMETERS)  # runs count all gradients, and parameters'
 
 
 def test_a_glob_takes_what_is_inside_the_modules_it_matches() -> None:
@@ -204,7 +209,7 @@ def test_where_no_pass_is_finite_the_reference_is_read() -> None:
     # the sites with a twin in FP32: second's weight 2^17 .., h and first's weight 2^34 ..
     assert view.whole.histogram.counts == {17: 1, 20: 5, 24: 2, 34: 2}
     assert view.whole.overflowed == 10
-    assert predicted_window(view, 0.01, 1) is None
+    assert predicted_window(view.tensors, 0.01, 1) is None
 
 
 # ---------------------------------------------------------------- traces by hand
@@ -286,3 +291,37 @@ def test_values_seen_after_rounding_say_so() -> None:
     seen = trace(passes=(reference(), candidate(sites=(gradient("fc", 0, {0: 4}, flushed=None),))))
     assert not view_of(seen, 16).before_rounding
     assert stats(1.0).flushed == 0  # the builder's own default is a tensor seen before rounding
+
+
+def test_each_tensor_is_read_where_it_was_not_flushed() -> None:
+    """One tower is finite at 2^1 and not at 2^16; the other is all zero at 2^1 and whole at 2^16."""
+    loud = gradient("loud", 0, {12: 4})
+    faint = record("faint", "aten::mm", 1, 0.0, phase="backward", absmax_before_rounding=0.0)
+    exact = reference(sites=(
+        gradient("loud", 0, {11: 4}, dtype="float32"), gradient("faint", 1, {-30: 4}, dtype="float32"),
+    ))  # fmt: skip
+    sick = candidate(
+        sites=(record("loud", "aten::mm", 0, phase="backward", inf=4), gradient("faint", 1, {-14: 4})),
+        parameters=(parameter("w", inf=1),),
+    )
+    low = candidate(role="ladder", loss_scale=2.0, sites=(loud, faint))
+    seen = trace(passes=(exact, sick, low))
+    shown = view_of(seen, 16, None, Selection(layers=("faint*",)))
+    assert {t.recorded_at for t in shown.tensors} == {16}
+    assert shown.whole.underflow_fraction == 0
+    assert [p.underflow_fraction for p in shown.points[4:7]] == [1.0, 0.0, 0.0]  # 2^-30 * 2^5 is kept
+    # Without the sick run nothing but the reference knows what was flushed.
+    (tensor,) = view_of(trace(passes=(exact, low)), 16, None, Selection(layers=("faint*",))).tensors
+    assert (tensor.from_reference, tensor.recorded_at, tensor.absmax) == (True, 0, 4 * 2.0**-32)
+
+
+def test_a_window_without_room_for_the_margin_is_the_ceiling_for_every_reader() -> None:
+    """A largest gradient of 2^15 fits at 2^0 and not at 2^1: with a bit of margin 2^0 is still what works."""
+    seen, report = case_runner.scan(nn.Linear(1, 1, bias=False), torch.ones(1, 1), steep, loss_scale=1.0)
+    view = view_of(seen, 0, None, Selection(layers=("*",)))
+    assert report.loss_scale.window == (1.0, 1.0)
+    assert predicted_window(view.tensors, 0.01, 1) == (0, 0)
+
+
+def steep(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).float().sum() * 2.0**15

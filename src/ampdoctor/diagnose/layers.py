@@ -13,6 +13,7 @@ from ampdoctor.diagnose.report import ForwardRange, GradientRange, LayerRow, Par
 from ampdoctor.diagnose.standing import FAULT, SILENT
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.floats import FLOAT_FORMATS
+from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Pass, SiteRecord, Trace
 from ampdoctor.facts.words import Phase
 from ampdoctor.scales.gradient_harm import lost_fraction, without_noise
@@ -25,11 +26,11 @@ def layer_rows(reading: Reading) -> tuple[LayerRow, ...]:
     gradient: dict[str, list[GradientRange]] = defaultdict(list)
     for candidate in _candidates(trace):
         reference = find_pass(trace, "reference", candidate.batch)
-        nonzero = {r.site.key: _nonzero(r) for r in reference.sites} if reference else {}
+        twins = {r.site: r for r in reference.sites} if reference else {}
         for module, records in _by_module(candidate, "forward").items():
             forward[module].append(_forward(records))
         for module, records in _by_module(candidate, "backward").items():
-            gradient[module].append(_gradient(records, nonzero, candidate.loss_scale))
+            gradient[module].append(_gradient(records, twins, candidate.loss_scale))
     born = {
         j.birth.site.module: j.birth.value
         for j in reversed(reading.births)
@@ -109,7 +110,7 @@ def _negative(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-def _gradient(records: Sequence[SiteRecord], nonzero: Mapping[str, int], scale: float) -> GradientRange:
+def _gradient(records: Sequence[SiteRecord], twins: Mapping[Site, SiteRecord], scale: float) -> GradientRange:
     """The module's backward; shares are of the low-precision tensors, and say nothing once some are NaN."""
     absmax = max((r.stats.absmax for r in records if r.stats.absmax is not None), default=None)
     nan = sum(r.stats.nan for r in records)
@@ -118,8 +119,11 @@ def _gradient(records: Sequence[SiteRecord], nonzero: Mapping[str, int], scale: 
     for r in low:
         if r.stats.flushed is not None:
             subnormal += r.stats.histogram.subnormal(FLOAT_FORMATS[r.stats.dtype])
-            # a cast has no twin in the FP32 pass: there, what was nonzero before the rounding counts
-            before = nonzero.get(r.site.key, _nonzero(r) + r.stats.flushed)
+            # A cast has no twin in the FP32 pass, and routing may give a site other elements there: what was
+            # nonzero before the rounding counts.
+            twin = twins.get(r.site)
+            paired = twin is not None and twin.stats.numel == r.stats.numel
+            before = _nonzero(twin) if twin is not None and paired else _nonzero(r) + r.stats.flushed
             total += before
             zeroed += max(0, before - _nonzero(r))
     return GradientRange(

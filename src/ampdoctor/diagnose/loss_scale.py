@@ -6,11 +6,11 @@ from typing import Any
 
 from ampdoctor.diagnose.outcome import is_healthy, share_lost
 from ampdoctor.diagnose.report import LossScale
-from ampdoctor.diagnose.scale_window import Alternative, ScaleReading, Window
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.store import to_json
 from ampdoctor.facts.trace import Trace
 from ampdoctor.scales.powers_of_two import GradientTensor, is_power_of_two
+from ampdoctor.scales.reading import Alternative, ScaleReading, Window
 
 
 def loss_scale_of(reading: Reading) -> LossScale:

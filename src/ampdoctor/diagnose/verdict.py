@@ -9,7 +9,6 @@ from ampdoctor.diagnose.cause import CANCELLATION, FLUSH, GENUINE, RANGE
 from ampdoctor.diagnose.drift import DriftReading, read_drift
 from ampdoctor.diagnose.outcome import GradientDamage, find_pass, gradient_damage
 from ampdoctor.diagnose.policy import Policy
-from ampdoctor.diagnose.scale_window import ScaleReading, best_errors, read_scales
 from ampdoctor.diagnose.standing import (
     FAULT,
     INPUT,
@@ -26,6 +25,7 @@ from ampdoctor.diagnose.wording import format_name
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.trace import Birth, Pass, Trace
 from ampdoctor.facts.words import Verdict
+from ampdoctor.scales.reading import ScaleReading, best_errors, read_scales
 
 ROOT_SCALE = 1.0
 """A backward overflow at this loss scale or below is one that no scale worth using avoids."""
@@ -67,7 +67,7 @@ def read(trace: Trace, policy: Policy) -> Reading:
     """The trace with its births judged and its verdict found."""
     births = judge_births(trace)
     raised = _raised(trace)
-    scales = read_scales(trace, policy)
+    scales = read_scales(trace, policy.gradient_underflow, policy.scale_margin_bits)
     best = best_errors(trace, scales)
     damage = gradient_damage(trace, best)
     silent = any(j.standing == SILENT for j in births)

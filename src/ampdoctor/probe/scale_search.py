@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +9,6 @@ from ampdoctor.facts.trace import Pass, ScaleRun, SiteRecord
 from ampdoctor.scales.gradient_harm import harmed
 from ampdoctor.scales.powers_of_two import (
     HIGHEST,
-    HIGHEST_RECOMMENDED,
     LOWEST,
     GradientTensor,
     ceiling_of,
@@ -18,7 +16,11 @@ from ampdoctor.scales.powers_of_two import (
     gradient_tensors,
     is_power_of_two,
     limiting,
+    recommended_in,
+    shares_zeroed,
+    top_below,
 )
+from ampdoctor.scales.recordings import is_finite, recorded_tensors
 
 RunAt = Callable[[int, float], Pass]
 """(batch, loss scale) -> the candidate's pass there."""
@@ -47,9 +49,9 @@ class ScaleSearch:
         """Finds the ceiling, runs the first scale past it and the recommended one, and the low end."""
         for candidate in self.candidates:
             self._know(candidate)
-            if self._is_finite(candidate) and is_power_of_two(candidate.loss_scale):
+            if is_finite(candidate) and is_power_of_two(candidate.loss_scale):
                 self.recordings[candidate.batch] = candidate
-            elif self._is_finite(lowest := self._at(candidate.batch, 2.0**LOWEST)):
+            elif is_finite(lowest := self._at(candidate.batch, 2.0**LOWEST)):
                 self.recordings[candidate.batch] = lowest
             else:
                 self._record_below_one(candidate.batch)
@@ -65,7 +67,7 @@ class ScaleSearch:
         """No scale of 1 or more works: what would, is read from a recording at a scale that is no cure."""
         for exponent in _BELOW_ONE:
             run = self._at(batch, 2.0**exponent)
-            if self._is_finite(run):
+            if is_finite(run):
                 self.recordings[batch] = run
                 return
 
@@ -80,16 +82,17 @@ class ScaleSearch:
             ceiling = min(ceiling, worst_known - 1)
             if ceiling < HIGHEST:
                 past = self._at(batch, 2.0 ** (ceiling + 1))
-                if self._is_finite(past):
+                if is_finite(past):
                     self._read(past)
                     if self._ceiling() == predicted:
                         return None  # what overflows by prediction does not overflow: nothing to go on
                     continue
-            chosen = recommended_exponent(ceiling, self.margin_bits)
-            if chosen is None:
+            top = top_below(ceiling, self.margin_bits)
+            if top is None:
                 return None
+            chosen = recommended_in(LOWEST, top)
             passes = [self._at(c.batch, 2.0**chosen) for c in self.candidates]
-            if all(map(self._is_finite, passes)):
+            if all(map(is_finite, passes)):
                 for p in passes:
                     self._read(p)
                 if self._ceiling() == predicted:
@@ -100,7 +103,7 @@ class ScaleSearch:
 
     def _low_end(self, best: int) -> None:
         """Where counting zeros leaves no window, asks the parameters: the lowest scale that harms none."""
-        low = floor_of(self._tensors(), self.underflow_limit)
+        low = floor_of(shares_zeroed(self._tensors()), self.underflow_limit)
         if low is not None and low <= best:
             return
         errors = {
@@ -110,7 +113,7 @@ class ScaleSearch:
 
         def works(exponent: int) -> bool:
             passes = [self._at(c.batch, 2.0**exponent) for c in self.candidates]
-            return all(self._is_finite(p) and not harmed(p.parameters, errors[p.batch]) for p in passes)
+            return all(is_finite(p) and not harmed(p.parameters, errors[p.batch]) for p in passes)
 
         if not works(best):
             return
@@ -128,7 +131,7 @@ class ScaleSearch:
         return None if first is None else (first.batch, ceiling_of(first.absmax, first.fmt))
 
     def _tensors(self) -> list[GradientTensor]:
-        return [t for b, p in self.recordings.items() for t in gradient_tensors(p, self._twin(b))]
+        return recorded_tensors([*self.references, *self.candidates, *self.recordings.values()])
 
     def _read(self, recorded: Pass) -> None:
         """Prefers a recording at a higher scale to one below it: less of it was flushed."""
@@ -147,19 +150,8 @@ class ScaleSearch:
         self._known[run.batch, run.loss_scale] = run
         self.runs.append(scale_run(run, self._twin(run.batch)))
 
-    def _is_finite(self, run: Pass) -> bool:
-        return is_finite(run)
-
     def _twin(self, batch: int) -> Pass | None:
         return next((p for p in self.references if p.batch == batch), None)
-
-
-def recommended_exponent(ceiling: int, margin_bits: float) -> int | None:
-    """The top of the window, capped; without room for the margin the ceiling itself; None below 2^0."""
-    if ceiling < LOWEST:
-        return None
-    top = ceiling - math.ceil(margin_bits)
-    return min(top if top >= LOWEST else ceiling, HIGHEST_RECOMMENDED)
 
 
 def overflows(run: Pass, reference: Pass | None) -> list[SiteRecord]:
@@ -180,20 +172,6 @@ def overflows(run: Pass, reference: Pass | None) -> list[SiteRecord]:
 def _carried(record: SiteRecord) -> bool:
     """A cast, which has no twin in the reference, of values that were infinite before it."""
     return record.site.op == "aten::_to_copy" and record.stats.overflowed == 0
-
-
-def is_finite(run: Pass) -> bool:
-    """Backward ran, and no gradient that arrives at a parameter is NaN or inf: what GradScaler looks at.
-
-    An infinity on the way that arrives nowhere met a mask (``where``, a clamp's, a ReLU's): backward is
-    linear in the incoming gradient, so that only a mask turns it into a finite value, and that is a zero.
-    """
-    return (
-        run.raised is None
-        and not run.interrupted
-        and run.backward_ran
-        and all(p.nan == 0 and p.inf == 0 for p in run.parameters)
-    )
 
 
 def scale_run(run: Pass, reference: Pass | None) -> ScaleRun:

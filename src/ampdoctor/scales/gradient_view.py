@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,19 +9,10 @@ from fnmatch import fnmatchcase
 
 from ampdoctor.facts.floats import FloatFormat
 from ampdoctor.facts.histogram import ExponentHistogram, exponent_of
-from ampdoctor.facts.trace import Pass, ScaleRun, SiteRecord, Trace
-from ampdoctor.scales.powers_of_two import (
-    HIGHEST,
-    LOW_PRECISION,
-    GradientTensor,
-    ScalePoint,
-    ceiling_of,
-    counted,
-    exact_tensors,
-    gradient_tensors,
-    is_power_of_two,
-    sweep,
-)
+from ampdoctor.facts.trace import Pass, SiteRecord, Trace
+from ampdoctor.scales.powers_of_two import LOW_PRECISION, GradientTensor, ScalePoint, sweep
+from ampdoctor.scales.recordings import passes_to_read, recorded_tensors, reference_tensors, rounded
+from ampdoctor.scales.runs import ScaleSeen, parameters, scales_seen, with_runs
 
 EVERYTHING, ACTIVATIONS, PARAMETERS = "all", "activations", "parameters"
 
@@ -69,6 +59,8 @@ class Gradients:
     """Elements that are zero before rounding and nonzero in the reference: an earlier op made them zero."""
     flushed: int
     """Elements that this rounding makes zero."""
+    bound: str | None
+    """``lower``: at least ``lost`` become zero, for a zero made early spreads; None: counted."""
     subnormal: int
     normal: int
     overflowed: int
@@ -109,16 +101,6 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class ScaleSeen:
-    """What running the candidate at a scale gave, over all batches that were run there."""
-
-    loss_scale: float
-    finite: bool
-    underflow_fraction: float | None
-    """Counted; None where not finite."""
-
-
-@dataclass(frozen=True)
 class GradientView:
     """The answer to: where do the gradients lie?"""
 
@@ -146,7 +128,8 @@ class GradientView:
     tensors: tuple[GradientTensor, ...]
     """What ``points`` rest on."""
     runs: tuple[ScaleSeen, ...]
-    """Scales that were run, in rising order; () for a selection or another format than the recording's."""
+    """Scales that were run, in rising order; () for activations alone, for some of the layers of a selection
+    that has activations, and for another format than the recording's."""
 
     @property
     def is_recorded_format(self) -> bool:
@@ -162,14 +145,14 @@ def view_gradients(
     None where no pass has a finite backward with low-precision gradients, or the selection takes none.
     """
     selection = selection or Selection()
-    shown = _passes_to_read(trace, exponent)
-    tensors = _tensors(trace, shown, selection)
+    shown = passes_shown(trace, exponent)
+    tensors = _tensors(trace, selection, exponent)
     if not tensors:
         return None
     swept = gradients_to_sweep(trace, selection)
     formats = Counter(t.fmt for t in tensors)
     chosen = fmt or formats.most_common(1)[0][0]
-    as_it_ran = selection == Selection() and set(formats) == {chosen}
+    seen = _seen(trace, selection) if set(formats) == {chosen} else []
     left_out = [r.stats for p in shown for r in p.sites if _is_left_out(r, selection)]
     return GradientView(
         selection=selection,
@@ -183,98 +166,52 @@ def view_gradients(
         layers=_layers(tensors, exponent, chosen, selection),
         infs=sum(stats.inf for stats in left_out),
         nans=sum(stats.nan for stats in left_out),
-        points=tuple(sweep(swept, chosen)),
+        points=tuple(with_runs(sweep(swept, chosen), seen)),
         tensors=tuple(swept),
-        runs=tuple(_runs(trace.scale_runs)) if as_it_ran else (),
+        runs=tuple(seen),
     )
 
 
 def gradients_to_sweep(trace: Trace, selection: Selection | None = None) -> list[GradientTensor]:
-    """The gradients that tell about every loss scale: of each batch those of the pass that lost least."""
-    return _tensors(trace, _passes_to_read(trace, None), selection or Selection())
+    """The gradients that tell about every loss scale, each from the recording that lost least of it."""
+    return _tensors(trace, selection or Selection(), None)
 
 
 def has_finite_backward(trace: Trace) -> bool:
     """True where some batch's gradients can be looked at."""
-    return bool(_passes_to_read(trace, None))
+    return bool(passes_shown(trace, None))
 
 
-def predicted_window(
-    view: GradientView, underflow_limit: float, margin_bits: float
-) -> tuple[int, int] | None:
-    """Exponents of the lowest and the highest scale that fit by the histograms; None where none does."""
-    low = next((p.exponent for p in view.points if p.underflow_fraction < underflow_limit), None)
-    ceiling = min(ceiling_of(t.absmax, view.fmt) for t in view.tensors)
-    high = min(ceiling - math.ceil(margin_bits), HIGHEST)
-    return None if low is None or low > high else (low, high)
+def passes_shown(trace: Trace, exponent: int | None) -> list[Pass]:
+    """Of each batch the pass that is read first; where no scale of 1 or more is finite, the references."""
+    failed = _failed(trace)
+    passes = [p for p in passes_to_read(trace.passes, exponent) if p.batch not in failed]
+    return passes + [p for p in trace.passes if p.role == "reference" and p.batch in failed]
 
 
-def _passes_to_read(trace: Trace, exponent: int | None) -> list[Pass]:
-    """Of each batch the finite pass at 2^exponent; else the one at the highest scale, which lost least.
-
-    Where only scales below 1 are finite, those have lost what higher ones keep: there it is the reference.
-    """
-    best: dict[int, Pass] = {}
-    for p in _finite_passes(trace):
-        known = best.get(p.batch)
-        if known is None or _rank(p, exponent) > _rank(known, exponent):
-            best[p.batch] = p
-    failed = {r.batch for r in trace.scale_runs} - {r.batch for r in trace.scale_runs if _works(r)}
-    best.update({p.batch: p for p in trace.passes if p.role == "reference" and p.batch in failed})
-    return [best[batch] for batch in sorted(best)]
+def _failed(trace: Trace) -> set[int]:
+    """Batches that were searched and are finite at no scale of 1 or more: lower ones lose what FP32 has."""
+    works = {r.batch for r in trace.scale_runs if r.finite and r.loss_scale >= 1}
+    return {r.batch for r in trace.scale_runs} - works
 
 
-def _rank(one_pass: Pass, exponent: int | None) -> tuple[bool, float]:
-    wanted = exponent is not None and one_pass.loss_scale == 2.0**exponent
-    return wanted, one_pass.loss_scale
+def _tensors(trace: Trace, selection: Selection, exponent: int | None) -> list[GradientTensor]:
+    """The selected tensors, where they are rounded."""
+    failed = _failed(trace)
+    found = [t for t in recorded_tensors(trace.passes, exponent) if t.batch not in failed]
+    found += [t for t in reference_tensors(trace.passes) if t.batch in failed]
+    return [t for t in rounded(found) if selection.takes(t.site.module, t.parameter)]
 
 
-def _works(run: ScaleRun) -> bool:
-    return run.finite and run.loss_scale >= 1
-
-
-def _tensors(trace: Trace, passes: Sequence[Pass], selection: Selection) -> list[GradientTensor]:
-    """The selected tensors of these passes, where they are rounded."""
-    references = {p.batch: p for p in trace.passes if p.role == "reference"}
-    candidates = {p.batch: p for p in trace.passes if p.role == "candidate"}
-    found: list[GradientTensor] = []
-    for p in passes:
-        if p.role == "reference":
-            found += _exact_tensors(candidates[p.batch], p)
-        else:
-            found += counted(gradient_tensors(p, references.get(p.batch)))
-    return [t for t in found if selection.takes(t.site.module, t.parameter)]
-
-
-def _exact_tensors(candidate: Pass, reference: Pass) -> list[GradientTensor]:
-    """The reference's tensors, at the sites where the candidate rounds its own."""
-    rounding = {r.site for r in candidate.sites if r.stats.flushed is not None}
-    tensors = exact_tensors(candidate, reference)
-    return [t for t in tensors if t.site in rounding] or tensors
-
-
-def _finite_passes(trace: Trace) -> list[Pass]:
-    """The low-precision passes with a finite backward, at powers of two: their bins can be shifted."""
-    proven = {(r.batch, r.loss_scale) for r in trace.scale_runs if r.finite}
-    return [
-        p
-        for p in trace.passes
-        if p.role in ("candidate", "ladder")
-        and is_power_of_two(p.loss_scale)
-        and ((p.batch, p.loss_scale) in proven if trace.scale_runs else _looks_finite(p))
-    ]
-
-
-def _looks_finite(one_pass: Pass) -> bool:
-    """For a trace without scale runs: the loss and every gradient are finite."""
-    return (
-        one_pass.backward_ran
-        and one_pass.raised is None
-        and not one_pass.interrupted
-        and one_pass.loss is not None
-        and math.isfinite(one_pass.loss)
-        and all(p.nan == 0 and p.inf == 0 for p in one_pass.parameters)
-    )
+def _seen(trace: Trace, selection: Selection) -> list[ScaleSeen]:
+    """What the runs say about a selection: all gradients are counted there, and those of parameters."""
+    if selection == Selection():
+        return scales_seen(trace.scale_runs)
+    if selection.kind != PARAMETERS:
+        return []
+    modules = {r.parameter: r.site.module for p in trace.passes for r in p.sites if r.parameter}
+    taken = {name for name, module in modules.items() if selection.takes(module, name)}
+    return scales_seen(trace.scale_runs, parameters(taken.__contains__))
 
 
 def _is_left_out(record: SiteRecord, selection: Selection) -> bool:
@@ -310,18 +247,20 @@ def _gradients(name: str, tensors: Sequence[GradientTensor], exponent: int, fmt:
     most = flushed.index(max(flushed))
     subnormal = total.subnormal(fmt)
     over = [h for t, h in scaled if t.overflows(exponent, fmt)]
+    lost = sum(
+        t.nonzero - min(h.nonzero - zeroed, t.nonzero) for (t, h), zeroed in zip(scaled, flushed, strict=True)
+    )
+    shifted_down = any(t.from_reference or t.recorded_at > exponent for t in tensors)
     overflowed = sum(max(h.overflowed(fmt), 1) for h in over)
     return Gradients(
         name=name,
         tensors=len(tensors),
         histogram=total,
         nonzero=sum(t.nonzero for t in tensors),
-        lost=sum(
-            t.nonzero - min(h.nonzero - zeroed, t.nonzero)
-            for (t, h), zeroed in zip(scaled, flushed, strict=True)
-        ),
-        lost_before=sum(max(0, t.nonzero - h.nonzero) for t, h in scaled),
+        lost=lost,
+        lost_before=sum(t.came_in_as_zero for t in tensors),
         flushed=sum(flushed),
+        bound="lower" if lost and shifted_down else None,
         subnormal=subnormal,
         normal=total.nonzero - sum(flushed) - subnormal - overflowed,
         overflowed=overflowed,
@@ -330,14 +269,6 @@ def _gradients(name: str, tensors: Sequence[GradientTensor], exponent: int, fmt:
         most_flushed=tensors[most] if flushed[most] else None,
         largest=max(tensors, key=lambda t: t.absmax),
     )
-
-
-def _runs(scale_runs: Sequence[ScaleRun]) -> Iterator[ScaleSeen]:
-    for scale in sorted({r.loss_scale for r in scale_runs}):
-        here = [r for r in scale_runs if r.loss_scale == scale]
-        finite = all(r.finite for r in here)
-        zeroed, nonzero = sum(r.zeroed for r in here), sum(r.nonzero for r in here)
-        yield ScaleSeen(scale, finite, zeroed / nonzero if finite and nonzero else None)
 
 
 def _with_parents(name: str) -> Iterator[str]:

@@ -10,10 +10,12 @@ given here.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
+from ampdoctor.facts.histogram import exponent_of
 from ampdoctor.facts.site import Site, Source
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.facts.trace import Pass, SiteRecord
@@ -44,6 +46,10 @@ class GradientTensor:
     """Elements that are not zero in the reference; where it has no such site (a cast), before rounding."""
     parameter: str = ""
     """The parameter whose gradient this is; '' for a gradient on its way."""
+    rounds: bool = True
+    """The values were seen before they were rounded here, not only moved."""
+    from_reference: bool = False
+    """``stats`` are of the FP32 pass: every run has lost some of these values on their way here."""
 
     def overflows(self, exponent: int, fmt: FloatFormat | None = None) -> bool:
         """True where an element rounds to inf at loss scale 2^exponent."""
@@ -51,18 +57,33 @@ class GradientTensor:
 
     def kept(self, exponent: int, fmt: FloatFormat | None = None) -> int:
         """Elements that are still nonzero after rounding at loss scale 2^exponent."""
-        histogram = self.stats.histogram.shift(exponent - self.recorded_at)
-        return histogram.nonzero - histogram.flushed(fmt or self.fmt)
+        histogram = self.stats.histogram
+        low = exponent_of((fmt or self.fmt).flush_at) + self.recorded_at - exponent
+        return sum(n for e, n in histogram.counts.items() if e >= low) - histogram.powers.get(low, 0)
+
+    def kept_by_scale(self, fmt: FloatFormat | None = None) -> list[int]:
+        """``kept`` at every power of two from 2^0 to 2^32, in one walk over the exponents.
+
+        Never more than ``nonzero``: noise around a zero of the reference is no gradient that is kept.
+        """
+        counts, powers = self.stats.histogram.counts, self.stats.histogram.powers
+        low = exponent_of((fmt or self.fmt).flush_at) + self.recorded_at - LOWEST
+        above = sum([n for e, n in counts.items() if e > low])
+        found = []
+        for edge in range(low, low - (HIGHEST - LOWEST) - 1, -1):
+            above += counts.get(edge, 0)
+            found.append(min(above - powers.get(edge, 0), self.nonzero))
+        return found
+
+    @property
+    def came_in_as_zero(self) -> int:
+        """Elements that are zero before rounding and nonzero in the reference: an earlier op lost them."""
+        return max(0, self.nonzero - self.stats.histogram.nonzero)
 
     @property
     def ceiling(self) -> int:
         """Exponent of the largest power of two at which nothing here overflows."""
         return ceiling_of(self.absmax, self.fmt)
-
-    @property
-    def rounds(self) -> bool:
-        """The values were seen before they were rounded here, not only moved."""
-        return self.stats.flushed is not None
 
 
 @dataclass(frozen=True)
@@ -76,6 +97,12 @@ class ScalePoint:
     """Elements of magnitude 2^16 and above, in FP16: not those of 65520 to there."""
     underflow_fraction: float
     """Elements that become zero, of those nonzero in the reference, over all tensors that round."""
+    bound: str | None = None
+    """``lower``: the true share is this or more; None: the share is what was seen, or exact."""
+    run: bool = False
+    """The share was seen in a run at this scale; else it is predicted from another recording."""
+    predicted: float | None = None
+    """Where it was run: what was predicted of it."""
 
 
 def ceiling_of(absmax: float, fmt: FloatFormat) -> int:
@@ -143,6 +170,7 @@ def _tensor(record: SiteRecord, recorded: Pass, twin: SiteRecord | None) -> Grad
         exponent,
         twin.stats.histogram.nonzero if twin is not None and paired else stats.histogram.nonzero,
         record.parameter,
+        stats.flushed is not None,
     )
 
 
@@ -151,22 +179,25 @@ def limiting(tensors: Iterable[GradientTensor]) -> GradientTensor | None:
     return max(tensors, key=lambda t: t.absmax / t.fmt.overflow_at, default=None)
 
 
-def underflow_fraction(
-    tensors: Sequence[GradientTensor], exponent: int, fmt: FloatFormat | None = None
-) -> float:
-    """Elements that become zero at loss scale 2^exponent, of those nonzero in the reference."""
+def shares_zeroed(tensors: Sequence[GradientTensor], fmt: FloatFormat | None = None) -> list[float]:
+    """Elements that become zero, of those nonzero in the reference, at 2^0, 2^1 ... 2^32.
+
+    Over the tensors that round; over all of them where no rounding was seen.
+    """
     rounding = counted(tensors)
     nonzero = sum(t.nonzero for t in rounding)
     if not nonzero:
-        return 0.0
-    return max(0.0, 1.0 - sum(min(t.kept(exponent, fmt), t.nonzero) for t in rounding) / nonzero)
+        return [0.0] * (HIGHEST - LOWEST + 1)
+    kept = map(sum, zip(*(t.kept_by_scale(fmt) for t in rounding), strict=True))
+    return [max(0.0, 1.0 - n / nonzero) for n in kept]
 
 
 def most_flushed(tensors: Sequence[GradientTensor], exponent: int) -> GradientTensor | None:
     """The tensor that loses most elements at loss scale 2^exponent; None where none loses any."""
-    lost = [(t.nonzero - t.kept(exponent), i) for i, t in enumerate(counted(tensors))]
-    most = max(lost, default=(0, 0), key=lambda pair: (pair[0], -pair[1]))
-    return counted(tensors)[most[1]] if most[0] > 0 else None
+    rounding = counted(tensors)
+    lost = [(t.nonzero - t.kept(exponent), -i) for i, t in enumerate(rounding)]
+    most, position = max(lost, default=(0, 0))
+    return rounding[-position] if most > 0 else None
 
 
 def counted(tensors: Sequence[GradientTensor]) -> list[GradientTensor]:
@@ -175,21 +206,54 @@ def counted(tensors: Sequence[GradientTensor]) -> list[GradientTensor]:
 
 
 def sweep(tensors: Sequence[GradientTensor], fmt: FloatFormat | None = None) -> list[ScalePoint]:
-    """One point per power of two from 2^0 to 2^32."""
+    """One point per power of two from 2^0 to 2^32, as the recordings predict it."""
+    overflowing, elements = Counter[int](), Counter[int]()
+    for t in tensors:
+        chosen = fmt or t.fmt
+        overflowing[ceiling_of(t.absmax, chosen)] += 1
+        shift = -t.recorded_at - chosen.max_exponent
+        for e, n in t.stats.histogram.counts.items():
+            elements[e + shift] += n
+    bound = max((HIGHEST + 1 if t.from_reference else t.recorded_at for t in tensors), default=LOWEST)
     return [
         ScalePoint(
             k,
-            sum(t.overflows(k, fmt) for t in tensors),
-            sum(t.stats.histogram.shift(k - t.recorded_at).overflowed(fmt or t.fmt) for t in tensors),
-            underflow_fraction(tensors, k, fmt),
+            sum(n for ceiling, n in overflowing.items() if ceiling < k),
+            sum(n for e, n in elements.items() if e + k > 0),
+            share,
+            "lower" if share and k < bound else None,
         )
-        for k in range(LOWEST, HIGHEST + 1)
+        for k, share in zip(range(LOWEST, HIGHEST + 1), shares_zeroed(tensors, fmt), strict=True)
     ]
 
 
-def floor_of(tensors: Sequence[GradientTensor], limit: float, fmt: FloatFormat | None = None) -> int | None:
+def ceiling_for(tensors: Sequence[GradientTensor], fmt: FloatFormat | None = None) -> int:
+    """Exponent of the highest power of two at which none of these overflows."""
+    return min((ceiling_of(t.absmax, fmt or t.fmt) for t in tensors), default=HIGHEST)
+
+
+def top_below(ceiling: int, margin_bits: float) -> int | None:
+    """Exponent of the window's high end; without room for the margin the ceiling; None below 2^0."""
+    if ceiling < LOWEST:
+        return None
+    top = ceiling - math.ceil(margin_bits)
+    return min(top if top >= LOWEST else ceiling, HIGHEST)
+
+
+def recommended_in(low: int, high: int) -> int:
+    """Exponent of the scale to use in a window: its top, but no higher than any gradient needs."""
+    return max(low, min(high, HIGHEST_RECOMMENDED))
+
+
+def floor_of(shares: Sequence[float], limit: float) -> int | None:
     """The smallest exponent at which less than ``limit`` of the elements become zero; None up to 2^32."""
-    for k in range(LOWEST, HIGHEST + 1):
-        if underflow_fraction(tensors, k, fmt) < limit:
-            return k
-    return None
+    return next((LOWEST + i for i, share in enumerate(shares) if share < limit), None)
+
+
+def predicted_window(
+    tensors: Sequence[GradientTensor], limit: float, margin_bits: float, fmt: FloatFormat | None = None
+) -> tuple[int, int] | None:
+    """Exponents of the lowest and the highest scale that work by the histograms; None where none does."""
+    high = top_below(ceiling_for(tensors, fmt), margin_bits)
+    low = floor_of(shares_zeroed(tensors, fmt), limit)
+    return None if low is None or high is None or low > high else (low, high)

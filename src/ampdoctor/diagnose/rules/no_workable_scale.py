@@ -47,11 +47,11 @@ from ampdoctor.diagnose.birth_findings import (
 from ampdoctor.diagnose.cause import RANGE
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
-from ampdoctor.diagnose.scale_window import Alternative, ScaleReading
 from ampdoctor.diagnose.standing import JudgedBirth
 from ampdoctor.diagnose.verdict import Reading, overflows_at_any_scale
 from ampdoctor.diagnose.wording import place, scale, short_op, source_place
 from ampdoctor.facts.site import Source
+from ampdoctor.scales.reading import Alternative, ScaleReading
 
 _DIVISIONS = ("aten::div", "aten::reciprocal", "aten::rsqrt")
 

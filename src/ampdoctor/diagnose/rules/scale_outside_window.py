@@ -32,10 +32,10 @@ from collections.abc import Iterable
 from ampdoctor.diagnose.amounts import outside_window
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
-from ampdoctor.diagnose.scale_window import ScaleReading, Window
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import place, scale
 from ampdoctor.scales.powers_of_two import GradientTensor
+from ampdoctor.scales.reading import ScaleReading, Window
 
 
 def check(reading: Reading) -> Iterable[Finding]:

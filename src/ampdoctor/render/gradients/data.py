@@ -88,6 +88,7 @@ def _gradients(gradients: Gradients, page: Page) -> dict[str, Any]:
         "overflow_is_exact": gradients.overflow_is_exact,
         "overflowing_tensors": gradients.overflowing,
         "underflow_fraction": gradients.underflow_fraction,
+        "bound": gradients.bound,
         "most_flushed": None if gradients.most_flushed is None else _tensor(gradients.most_flushed, page),
         "largest": _tensor(gradients.largest, page),
         "bins": [
@@ -136,6 +137,7 @@ def _sweep_rows(page: Page) -> Iterator[Sequence[object]]:
         "loss_scale",
         "exponent",
         "underflow_fraction",
+        "bound",
         "overflowing_tensors",
         "overflowed_elements",
         "works",
@@ -147,6 +149,7 @@ def _sweep_rows(page: Page) -> Iterator[Sequence[object]]:
             2**p.exponent,
             p.exponent,
             p.underflow_fraction,
+            p.bound or "",
             p.overflowing,
             p.overflowed_elements,
             str(works).lower(),

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ampdoctor.diagnose.report import Report
-from ampdoctor.scales.gradient_view import GradientView, predicted_window
-from ampdoctor.scales.powers_of_two import HIGHEST, HIGHEST_RECOMMENDED, LOWEST, ScalePoint
+from ampdoctor.scales.gradient_view import GradientView, Selection
+from ampdoctor.scales.powers_of_two import HIGHEST, LOWEST, ScalePoint, predicted_window, recommended_in
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,14 @@ class Page:
     @property
     def is_as_run(self) -> bool:
         """All gradients in the format they were rounded to: what the scan proved holds for them."""
-        return bool(self.view.runs) and self.report.loss_scale.searched
+        everything = self.view.selection == Selection() and bool(self.view.runs)
+        return everything and self.report.loss_scale.searched
+
+    @property
+    def whole_window(self) -> tuple[int, int] | None:
+        """The window of all gradients as they ran; None where there is none, or another format is shown."""
+        window = self.report.loss_scale.window if self.view.is_recorded_format else None
+        return None if window is None else (exponent_of_power(window[0]), exponent_of_power(window[1]))
 
     @property
     def is_spoiled(self) -> bool:
@@ -46,9 +53,8 @@ class Page:
     def window(self) -> tuple[int, int] | None:
         """Exponents of the lowest and the highest scale that work; None where none does."""
         if not self.is_as_run:
-            return predicted_window(self.view, self.underflow_limit, self.margin_bits)
-        window = self.report.loss_scale.window
-        return None if window is None else (exponent_of_power(window[0]), exponent_of_power(window[1]))
+            return predicted_window(self.view.tensors, self.underflow_limit, self.margin_bits, self.view.fmt)
+        return self.whole_window
 
     @property
     def recommended(self) -> int | None:
@@ -57,7 +63,7 @@ class Page:
             scale = self.report.loss_scale.recommended
             return None if scale is None else exponent_of_power(scale)
         window = self.window
-        return None if window is None else max(window[0], min(window[1], HIGHEST_RECOMMENDED))
+        return None if window is None else recommended_in(*window)
 
     @property
     def works(self) -> bool:

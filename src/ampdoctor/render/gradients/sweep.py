@@ -21,8 +21,8 @@ from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
 from ampdoctor.render.text import header, labelled
 from ampdoctor.render.words import words
-from ampdoctor.scales.gradient_view import ScaleSeen
 from ampdoctor.scales.powers_of_two import HIGHEST, LOWEST, ScalePoint
+from ampdoctor.scales.runs import ScaleSeen
 
 _ROWS = 7
 _TICK_EVERY = 4
@@ -133,4 +133,6 @@ def _predicted(page: Page, loss_scale: float) -> str:
     point: ScalePoint | None = page.point(exponent) if loss_scale == 2.0**exponent else None
     if point is None:
         return "-"
-    return "overflows" if point.overflowing else percent(point.underflow_fraction)
+    if point.overflowing:
+        return "overflows"
+    return percent(point.underflow_fraction if point.predicted is None else point.predicted)

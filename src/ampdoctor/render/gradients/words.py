@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ampdoctor.diagnose.wording import count_words, format_name, number, percent, place, scale, short_op
 from ampdoctor.render.gradients.labels import labels
-from ampdoctor.render.gradients.page import Page, exponent_of_power
-from ampdoctor.scales.gradient_view import ACTIVATIONS, PARAMETERS, ScaleSeen
+from ampdoctor.render.gradients.page import Page
+from ampdoctor.scales.gradient_view import ACTIVATIONS, PARAMETERS
 from ampdoctor.scales.powers_of_two import GradientTensor, ceiling_of
 
 FITS, UNDERFLOW, OVERFLOW = "FITS", "UNDERFLOW", "OVERFLOW"
@@ -75,14 +75,9 @@ def _bound(page: Page) -> str:
     view = page.view
     if view.whole.underflow_fraction < _NOTICEABLE:
         return ""
-    shifts = [view.exponent - r.exponent for r in view.recordings if r.role != "reference"]
     if any(r.role == "reference" for r in view.recordings):
         return "about "
-    if any(s < 0 for s in shifts) and view.whole.lost:
-        return "at least "
-    if any(s > 0 for s in shifts) and view.whole.lost_before:
-        return "at most "
-    return ""
+    return "at least " if view.whole.bound else ""
 
 
 def _harmless(page: Page) -> str:
@@ -102,11 +97,11 @@ def _elsewhere(page: Page) -> str:
     if page.is_spoiled:
         return "; but the fault is in forward"
     if better is None:
-        return "; no loss scale keeps both ends"
+        return "" if page.whole_window is not None else "; no loss scale keeps both ends"
     point = page.point(better)
     if point is None or better == page.view.exponent:
         return ""
-    share = percent(point.underflow_fraction)
+    share = f"{'at least ' if point.bound else ''}{percent(point.underflow_fraction)}"
     if judgement(page) == OVERFLOW:
         return f"; at {scale(2.0**better)} none does, and {share} become zero"
     return f"; at {scale(2.0**better)} it is {share}, and nothing overflows"
@@ -117,8 +112,8 @@ def notes(page: Page) -> Iterator[str]:
     view, whole = page.view, page.view.whole
     if page.sweep:
         yield from _source(page)
-        if any(_exceeds_prediction(page, run) for run in view.runs):
-            yield "A run has more zeros than predicted where a zero, made early, spreads on its way back."
+        if any(p.bound for p in view.points):
+            yield "At scales not run these are lower bounds: a zero made early spreads on its way back."
         return
     if whole.lost_before:
         yield (
@@ -128,11 +123,6 @@ def notes(page: Page) -> Iterator[str]:
     apart = count_words(whole.structural_zeros, "zero")
     yield f"Kept apart: {apart} that FP32 has too, {view.infs:,} inf, {view.nans:,} NaN."
     yield from _source(page)
-
-
-def _exceeds_prediction(page: Page, run: ScaleSeen) -> bool:
-    point = page.point(exponent_of_power(run.loss_scale)) if run.underflow_fraction is not None else None
-    return point is not None and (run.underflow_fraction or 0.0) > point.underflow_fraction + _NOTICEABLE
 
 
 def _source(page: Page) -> Iterator[str]:
@@ -196,6 +186,12 @@ def advice(page: Page) -> Iterator[str]:
     window, better, name = page.window, page.recommended, _format(page)
     if page.is_spoiled:
         yield f"These gradients follow from a fault in forward, see to that first: {page.report.sentence}"
+    elif (window is None or better is None) and page.whole_window is not None:
+        proof = "proven by running it" if page.report.loss_scale.verified else "predicted, not proven"
+        yield (
+            "By counting zeros these gradients have no window of their own; all together they have one: "
+            f"{span(page.whole_window)}, {proof}."
+        )
     elif window is None or better is None:
         yield f"No loss scale holds all of this in {name}."
     elif page.works:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from ampdoctor.diagnose.policy import Policy
 from ampdoctor.facts.floats import BFLOAT16, FloatFormat
-from ampdoctor.facts.trace import Pass, ScaleRun, Trace
+from ampdoctor.facts.trace import ScaleRun, Trace
 from ampdoctor.scales.gradient_harm import harmed
 from ampdoctor.scales.powers_of_two import (
     HIGHEST,
-    HIGHEST_RECOMMENDED,
     LOWEST,
     GradientTensor,
     ScalePoint,
-    ceiling_of,
-    exact_tensors,
+    ceiling_for,
     floor_of,
-    gradient_tensors,
     limiting,
     most_flushed,
+    predicted_window,
+    recommended_in,
     sweep,
+    top_below,
 )
+from ampdoctor.scales.recordings import recorded_tensors, reference_tensors
+from ampdoctor.scales.runs import scales_seen, with_runs
 
 
 @dataclass(frozen=True)
@@ -70,30 +72,33 @@ class ScaleReading:
     """For a window that is empty."""
 
 
-def read_scales(trace: Trace, policy: Policy) -> ScaleReading | None:
-    """The reading; None where the trace has no scale runs, or no low-precision gradient."""
+def read_scales(trace: Trace, underflow_limit: float, margin_bits: float) -> ScaleReading | None:
+    """The reading; None where the trace has no scale runs, or no low-precision gradient.
+
+    ``underflow_limit``: the share of elements that may become zero where no run says what that harms;
+    ``margin_bits``: how far below overflow a scale stays.
+    """
     if not trace.scale_runs:
         return None
-    recordings = _recordings(trace)
-    references = {p.batch: p for p in trace.passes if p.role == "reference"}
-    tensors = [t for p in recordings for t in gradient_tensors(p, references.get(p.batch))]
-    exact = _exact(trace, references)
+    tensors = recorded_tensors(trace.passes)
+    predicted = partial(predicted_window, limit=underflow_limit, margin_bits=margin_bits)
     if not tensors:
         everything_fails = not any(r.finite for r in trace.scale_runs)
-        return _nothing_works(exact, policy) if everything_fails else None
-    complete = {p.batch for p in recordings} == {r.batch for r in trace.scale_runs}
+        return _nothing_works(reference_tensors(trace.passes), predicted) if everything_fails else None
+    complete = {t.batch for t in tensors} == {r.batch for r in trace.scale_runs}
     first = limiting(tensors)
     assert first is not None
-    ceiling = ceiling_of(first.absmax, first.fmt)
     bad = [_exponent(r) for r in trace.scale_runs if not r.finite and r.loss_scale >= 1]
-    ceiling = min([ceiling, *(b - 1 for b in bad)])
+    ceiling = min([ceiling_for(tensors), *(b - 1 for b in bad)])
+    points = with_runs(sweep(tensors), scales_seen(trace.scale_runs))
     window, by_parameters = None, False
-    if complete and ceiling >= LOWEST:
-        window, by_parameters = _window(tensors, trace.scale_runs, ceiling, policy)
-    recommended = None if window is None else max(window.low, min(window.high, HIGHEST_RECOMMENDED))
+    high = top_below(ceiling, margin_bits) if complete else None
+    if high is not None:
+        window, by_parameters = _window(points, trace.scale_runs, high, underflow_limit)
+    recommended = None if window is None else recommended_in(window.low, window.high)
     return ScaleReading(
         tensors=tuple(tensors),
-        points=tuple(sweep(tensors)),
+        points=tuple(points),
         ceiling=ceiling,
         window=window,
         recommended=recommended,
@@ -101,7 +106,9 @@ def read_scales(trace: Trace, policy: Policy) -> ScaleReading | None:
         high_limit=first,
         low_limit=most_flushed(tensors, window.low - 1 if window else max(ceiling, LOWEST)),
         by_parameters=by_parameters,
-        alternatives=() if window is not None else tuple(_alternatives(exact, policy)),
+        alternatives=()
+        if window is not None
+        else tuple(_alternatives(reference_tensors(trace.passes), predicted)),
     )
 
 
@@ -116,44 +123,25 @@ def best_errors(trace: Trace, scales: ScaleReading | None) -> dict[int, dict[str
     }
 
 
-def _nothing_works(exact: Sequence[GradientTensor], policy: Policy) -> ScaleReading:
+Predicted = Callable[..., tuple[int, int] | None]
+"""``predicted_window`` with the limits given."""
+
+
+def _nothing_works(exact: Sequence[GradientTensor], predicted: Predicted) -> ScaleReading:
     """No run was finite: a derivative that the format cannot hold whatever the scale."""
-    alternatives = tuple(_alternatives(exact, policy))
+    alternatives = tuple(_alternatives(exact, predicted))
     return ScaleReading((), (), None, None, None, False, None, None, False, alternatives)
 
 
-def _exact(trace: Trace, references: Mapping[int, Pass]) -> list[GradientTensor]:
-    return [
-        t
-        for p in trace.passes
-        if p.role == "candidate" and p.batch in references
-        for t in exact_tensors(p, references[p.batch])
-    ]
-
-
-def _recordings(trace: Trace) -> list[Pass]:
-    """Of each batch the pass to read: the one at the highest scale that ended finite."""
-    finite = {(r.batch, r.loss_scale) for r in trace.scale_runs if r.finite}
-    best: dict[int, Pass] = {}
-    for p in trace.passes:
-        if p.role in ("candidate", "ladder") and (p.batch, p.loss_scale) in finite:
-            known = best.get(p.batch)
-            if known is None or known.loss_scale < p.loss_scale:
-                best[p.batch] = p
-    return list(best.values())
-
-
 def _window(
-    tensors: Sequence[GradientTensor], runs: Sequence[ScaleRun], ceiling: int, policy: Policy
+    points: Sequence[ScalePoint], runs: Sequence[ScaleRun], high: int, underflow_limit: float
 ) -> tuple[Window | None, bool]:
     """(the window, whether parameters set its low end)."""
-    top = ceiling - math.ceil(policy.scale_margin_bits)
-    high = top if top >= LOWEST else ceiling
-    low = floor_of(tensors, policy.gradient_underflow)
+    low = floor_of([p.underflow_fraction for p in points], underflow_limit)
     if low is not None and low <= high:
-        return Window(low, min(high, HIGHEST)), False
+        return Window(low, high), False
     low = _lowest_without_harm(runs, high)
-    return (None if low is None else Window(low, min(high, HIGHEST))), True
+    return (None if low is None else Window(low, high)), True
 
 
 def _lowest_without_harm(runs: Sequence[ScaleRun], high: int) -> int | None:
@@ -186,35 +174,26 @@ def _verified(
     return any(r.overflow is not None and (r.batch, r.overflow.site) in predicted for r in past)
 
 
-def _alternatives(tensors: Sequence[GradientTensor], policy: Policy) -> list[Alternative]:
+def _alternatives(tensors: Sequence[GradientTensor], predicted: Predicted) -> list[Alternative]:
     """What would help, each with the window that the reference's histograms give."""
     first = limiting(tensors)
     if first is None:
         return []
+
+    def window(part: Sequence[GradientTensor], fmt: FloatFormat | None = None) -> Window | None:
+        ends = predicted(part, fmt=fmt)
+        return None if ends is None else Window(*ends)
+
     found = []
     if first.fmt is not BFLOAT16:
-        found.append(Alternative("bfloat16", "", _predicted(tensors, policy, BFLOAT16)))
+        found.append(Alternative("bfloat16", "", window(tensors, BFLOAT16)))
     module = first.site.module
     if module:
         rest = [t for t in tensors if not _inside(t, module)]
         own = [t for t in tensors if _inside(t, module)]
-        found.append(Alternative("module-in-fp32", module, _predicted(rest, policy)))
-        found.append(
-            Alternative("module-scaled-apart", module, _predicted(own, policy), _predicted(rest, policy))
-        )
+        found.append(Alternative("module-in-fp32", module, window(rest)))
+        found.append(Alternative("module-scaled-apart", module, window(own), window(rest)))
     return found
-
-
-def _predicted(
-    tensors: Sequence[GradientTensor], policy: Policy, fmt: FloatFormat | None = None
-) -> Window | None:
-    """The window by histograms alone."""
-    first = limiting(tensors)
-    if first is None:
-        return Window(LOWEST, HIGHEST)
-    high = min(ceiling_of(first.absmax, fmt or first.fmt) - math.ceil(policy.scale_margin_bits), HIGHEST)
-    low = floor_of(tensors, policy.gradient_underflow, fmt)
-    return None if low is None or low > high else Window(low, high)
 
 
 def _inside(tensor: GradientTensor, module: str) -> bool:
