@@ -452,3 +452,10 @@ def test_904_and_905_follow_from_repeated_runs() -> None:
     assert [f.severity for f in findings(trace(observer_changed_loss=True), "AMP904")] == ["warning"]
     assert [f.severity for f in findings(trace(deterministic=False), "AMP905")] == ["warning"]
     assert findings(trace(deterministic=None, observer_changed_loss=None), "AMP905") == []
+
+
+def test_a_scale_that_is_too_high_without_a_search_gets_a_remedy_without_dots() -> None:
+    """Where no other scale was tried the remedy says so; it is never a call that cannot be typed."""
+    finding = of_birth("AMP201", **BACKWARD)
+    assert "which one works was not measured here" in finding.remedy
+    assert "..." not in finding.remedy

@@ -196,6 +196,12 @@ def test_a_configured_scale_outside_the_window(loss_scale, verdict, code, severi
     assert [f.severity for f in found] == ([severity] if code else [])
 
 
+def test_the_bits_of_a_scale_too_high_are_counted_from_the_window_that_is_printed():
+    _, report = scan(Fading(5), torch.ones(1, 1), 1.0, Plan(loss_scale=2.0**17))
+    (finding,) = [f for f in report.findings if f.code == "AMP205"]
+    assert "is 3 bits too high (1 to 16,384 work)" in finding.message
+
+
 def test_a_scale_that_is_no_power_of_two_is_searched_from_one_that_is():
     _, report = scan(Fading(5), torch.ones(1, 1), 1.0, Plan(loss_scale=1000.0))
     assert report.loss_scale.window == (1.0, 2.0**14)

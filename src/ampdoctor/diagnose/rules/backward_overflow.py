@@ -13,7 +13,7 @@ How it is found
     no scale works anyway.
 
 What to do
-    Lower the scale: torch.amp.GradScaler(init_scale=...). A loss computed in
+    Lower the scale: torch.amp.GradScaler's init_scale. A loss computed in
     half precision can bear no scale above 65,504, since its first gradient is
     the scale: compute the loss in FP32. A loss that is a sum over tokens or
     pixels has gradients as large as their number: take the mean.
@@ -68,18 +68,16 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     if any(p.loss_dtype == judged.birth.dtype for p in candidates):
         return (
             "Compute the loss in FP32 (.float() on what it takes): the first gradient of a half loss is the "
-            f"scale itself. Or start with a lower scale: {_init_scale(reading)}."
+            f"scale itself. Or {_lower_scale(reading)}."
         )
     if _is_half_summand(judged.birth):
         return (
             "A summand of the loss on this line is half, and its first gradient is the scale itself: sum the "
-            f"loss in FP32 (.float() on what the summand takes). Or start with a lower scale: "
-            f"{_init_scale(reading)}."
+            f"loss in FP32 (.float() on what the summand takes). Or "
+            f"{_lower_scale(reading)}."
         )
-    return (
-        f"Start with a lower scale: {_init_scale(reading)}. If the loss is a sum over tokens or pixels, "
-        "take the mean."
-    )
+    lower = _lower_scale(reading)
+    return f"{lower[0].upper()}{lower[1:]}. If the loss is a sum over tokens or pixels, take the mean."
 
 
 def _is_half_summand(birth: Birth) -> bool:
@@ -89,13 +87,16 @@ def _is_half_summand(birth: Birth) -> bool:
     return birth.shape == () and op == "aten::_to_copy" and birth.forward_op in sums
 
 
-def _init_scale(reading: Reading) -> str:
-    """The call to write, with the scale that was found."""
+def _lower_scale(reading: Reading) -> str:
+    """``start with a lower scale``, and the call to write where one was found; else why there is none."""
     scales = reading.scales
-    if scales is None or scales.recommended is None:
-        return "GradScaler(init_scale=...)"
+    lower = f"start with a lower scale than {scale(reading.trace.environment.loss_scale)}"
+    if scales is None:
+        return f"{lower}: which one works was not measured here"
+    if scales.recommended is None:
+        return f"{lower}: of those tried here none was found to work"
     proof = " (run here: it is finite)" if scales.verified else ""
-    return f"GradScaler(init_scale={2.0**scales.recommended:.0f}){proof}"
+    return f"start with a lower scale: GradScaler(init_scale={2.0**scales.recommended:.0f}){proof}"
 
 
 CODE, TITLE = "AMP201", "backward overflow at this loss scale"

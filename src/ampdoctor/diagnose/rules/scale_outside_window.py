@@ -15,7 +15,7 @@ How it is found
     lies outside but neither overflows nor harms a parameter.
 
 What to do
-    Start the scaler inside the window: torch.amp.GradScaler(init_scale=...).
+    Start the scaler inside the window: torch.amp.GradScaler's init_scale.
 
 Example
     A sum over 4,096 tokens at scale 65,536, where 2^0 to 2^4 work.
@@ -77,7 +77,7 @@ def _message(configured: float, scales: ScaleReading, window: Window, limit: Gra
         bits = window.low - math.log2(configured)
         return f"{scale(configured)} is {bits:.0f} bits too low ({works}): gradients become zero{where}."
     if scales.ceiling is not None and configured > 2.0**scales.ceiling:
-        bits = math.log2(configured) - scales.ceiling
+        bits = math.log2(configured) - window.high
         return f"{scale(configured)} is {bits:.0f} bits too high ({works}): overflow{where}."
     return (
         f"{scale(configured)} does not overflow, but lies in the margin below the first overflow{where} "
