@@ -17,6 +17,7 @@ from ampdoctor.diagnose.report import Report
 from ampdoctor.errors import ConfigError
 from ampdoctor.schemas import NAMES, schema_text
 from ampdoctor.schemas.config import config_schema
+from ampdoctor.schemas.prescription import prescription_schema
 from ampdoctor.schemas.report import report_schema
 from ampdoctor.schemas.run import run_schema
 from case_runner import scanned_sample
@@ -24,7 +25,12 @@ from hostile import accepted, clean, failing, many, sick, unchecked, without_sou
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = sorted((ROOT / "sample_configs").glob("*.yaml"))
-GENERATED = {"report": report_schema, "config": config_schema, "run": run_schema}
+GENERATED = {
+    "report": report_schema,
+    "config": config_schema,
+    "run": run_schema,
+    "prescription": prescription_schema,
+}
 
 
 def closed(schema: Any) -> Any:

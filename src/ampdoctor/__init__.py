@@ -1,7 +1,8 @@
 """Finds where a mixed-precision PyTorch run breaks, why, and what to do about it.
 
-``ampdoctor.scan(model, batch, loss_fn)`` returns a ``Report``. Everything here is imported when it is first
-used: ``import ampdoctor`` does not import torch.
+``ampdoctor.scan(model, batch, loss_fn)`` returns a ``Report``; ``ampdoctor.apply(model, "plan.yaml")``
+makes a model follow what ``ampdoctor prescribe --save plan.yaml`` found. Everything here is imported when it
+is first used: ``import ampdoctor`` does not import torch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ampdoctor.api.scan import scan
     from ampdoctor.diagnose.report import Finding, FirstFault, LossScale
     from ampdoctor.errors import AmpDoctorError, ConfigError, LoadError, ProbeError
+    from ampdoctor.remedy.apply import apply
     from ampdoctor.version import VERSION as __version__
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "ProbeError",
     "Report",
     "__version__",
+    "apply",
     "scan",
 ]
 
@@ -41,6 +44,7 @@ _HOMES = {
     "ProbeError": ("ampdoctor.errors", "ProbeError"),
     "Report": ("ampdoctor.api.report", "Report"),
     "__version__": ("ampdoctor.version", "VERSION"),
+    "apply": ("ampdoctor.remedy.apply", "apply"),
     "scan": ("ampdoctor.api.scan", "scan"),
 }
 """{public name: (module, its name there)}"""

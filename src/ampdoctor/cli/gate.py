@@ -40,6 +40,7 @@ def gate(
             help=f"{OUTPUT_HELP} {{config}} in its name makes a file per config.",
         ),
     ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Measure under this plan.yaml of `prescribe`.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
 ) -> None:
@@ -51,5 +52,5 @@ def gate(
     from ampdoctor.cli.gate_run import run_gate
     from ampdoctor.cli.gate_subjects import GateOptions
 
-    options = GateOptions(tuple(set_ or ()), baseline, update_baseline, quiet, debug)
+    options = GateOptions(tuple(set_ or ()), baseline, update_baseline, plan, quiet, debug)
     run_gate(configs or [], trace or [], options, format_, output or [])

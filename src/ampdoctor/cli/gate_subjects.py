@@ -53,6 +53,8 @@ class GateOptions:
     """None: the config's own."""
     update: bool = False
     """Accept everything, for a new baseline."""
+    plan: Path | None = None
+    """Measure under this treatment."""
     quiet: bool = False
     debug: bool = False
 
@@ -125,7 +127,7 @@ def _judge(subject: Subject, options: GateOptions) -> Judged:
         from ampdoctor.cli.scan import run_probe
 
         assert settings is not None  # a subject has a config or a trace
-        trace = run_probe(settings, options.quiet)
+        trace = run_probe(settings, options.quiet, options.plan)
     report = diagnose(trace, policy, path_from_here(subject.config.absolute()) if subject.config else "")
     section = section_of(subject.config, trace.environment.title, baseline)
     shown = path_from_here(baseline.absolute())

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ampdoctor.cli import explain, gate, grad_histogram, init, report, scaler, scan, schema
+from ampdoctor.cli import explain, gate, grad_histogram, init, prescribe, report, scaler, scan, schema
 from ampdoctor.cli import run as run_command
 from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
 from ampdoctor.cli.failure import bare_words, exit_words, explain_error, fail, own_bug
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command("scan")(scan.scan)
 app.command("run", context_settings=run_command.SETTINGS)(run_command.run)
+app.command("prescribe")(prescribe.prescribe)
 app.command("scaler")(scaler.scaler)
 app.command("grad-histogram")(grad_histogram.grad_histogram)
 app.command("gate")(gate.gate)

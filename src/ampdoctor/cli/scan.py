@@ -39,6 +39,7 @@ def scan(
     output: Annotated[
         list[str] | None, typer.Option("--output", "-o", metavar="[FORMAT=]FILE", help=OUTPUT_HELP)
     ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Measure under this plan.yaml of `prescribe`.")] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep the trace, for `ampdoctor report` (.json or .json.gz).")
     ] = None,
@@ -57,7 +58,7 @@ def scan(
     from ampdoctor.diagnose.engine import diagnose
 
     policy = policy_of(settings, today())
-    trace = run_probe(settings, quiet)
+    trace = run_probe(settings, quiet, plan)
     if save is not None:
         save_trace(trace, save)
     result = diagnose(trace, policy, path_from_here(settings.file))
@@ -94,18 +95,26 @@ def read_settings(
     return config_from_options(model=model, data=data, loss=loss, overrides=overrides)
 
 
-def run_probe(settings: Config, quiet: bool) -> Trace:
-    """The trace of what the config describes. The user's prints go to stderr: stdout is the document."""
+def run_probe(settings: Config, quiet: bool, plan: Path | None = None) -> Trace:
+    """The trace of what the config describes, under the plan in this file where one is named.
+
+    The user's prints go to stderr: stdout is the document.
+    """
+    from ampdoctor.remedy.plan import TreatmentPlan, check_paths, read_plan
+
+    treatment = TreatmentPlan() if plan is None else read_plan(plan)
     with user_output_to_stderr(), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
         from ampdoctor.api.request import plan_of
         from ampdoctor.load import load
         from ampdoctor.probe.cuda.on_cpu import requested_autocast
         from ampdoctor.probe.scan import probe
+        from ampdoctor.remedy.prescribe import treated
 
         with requested_autocast():
             workload = load(settings)
-        return probe(workload, plan_of(settings), progress)
+        check_paths(treatment, (path for path, _ in workload.model.named_modules()))
+        return probe(workload, treated(plan_of(settings), treatment), progress)
 
 
 def save_trace(trace: Trace, path: Path) -> None:

@@ -12,10 +12,10 @@ from ampdoctor.errors import ConfigError
 
 
 def schema(
-    name: Annotated[str, typer.Argument(metavar="report|config|run", help="What to describe.")],
+    name: Annotated[str, typer.Argument(metavar="report|config|run|prescription", help="What to describe.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file.")] = None,
 ) -> None:
-    """Print the JSON Schema of the JSON report or of the config."""
+    """Print the JSON Schema of the JSON report, of the config, of a run's report or of a prescription."""
     from ampdoctor.schemas import NAMES, schema_text
 
     if name not in NAMES:

@@ -43,3 +43,6 @@ class Plan:
     """The share of gradient elements that may become zero at the window's low end."""
     wide_modules: tuple[WideModule, ...] = ()
     """What the candidate runs in FP32."""
+    wide_loss: bool = False
+    """The candidate's loss runs in FP32: only calls of the model see low precision, and what they return is
+    widened."""

@@ -17,7 +17,6 @@ from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import (
     Birth,
     OptimizerStep,
-    ParameterGradient,
     Pass,
     Raised,
     ScaleRun,
@@ -35,13 +34,11 @@ from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.drift import find_drift
 from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.optimizer_step import first_step
-from ampdoctor.probe.passes.buffers import compare_buffers
+from ampdoctor.probe.passes.comparison import Comparison, Progress
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
-from ampdoctor.probe.passes.gradients import compare_gradients, output_error
 from ampdoctor.probe.passes.isolation import refuse_without_values
 from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.passes.precision import Precision, candidate, reference
-from ampdoctor.probe.passes.reference_noise import reference_errors
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scale_search import ScaleSearch
 from ampdoctor.probe.search_allowed import backward_can_be_judged
@@ -49,10 +46,6 @@ from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.unrecorded import Absent, Unrecorded
 from ampdoctor.scales.drift import has_parted
-from ampdoctor.scales.gradient_harm import LOST_ERROR, without_noise
-
-Progress = Callable[[str, int, int], None]
-"""Called as (what starts now, steps done, steps in all)."""
 
 _ROOT_SCALE = 1.0
 """The scale at which backward is looked at for a fault that a high scale hides."""
@@ -80,8 +73,6 @@ class _Session:
     left_ops: dict[str, None] = field(default_factory=dict)
     exact: dict[int, Run] = field(default_factory=dict)
     """Batch -> its reference run, whose gradients later passes are compared with."""
-    noise: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Batch -> errors of its reference gradients against float64, where they were asked for."""
     scale_runs: tuple[ScaleRun, ...] = ()
     drifts: list[Drift] = field(default_factory=list)
     optimizer_step: OptimizerStep | None = None
@@ -93,6 +84,7 @@ class _Session:
     def run(self) -> Trace:
         self.device = choose_device(self.plan.device)
         self.reference = reference(self.device)
+        self.comparison = Comparison(self.workload, self.plan.seed, self.progress)
         with outside_autocast({"cpu", self.device.type}):
             return self._run()
 
@@ -281,38 +273,7 @@ class _Session:
         self, index: int, run: Run, exact: Run, counts: dict[Site, Any], records: tuple[SiteRecord, ...]
     ) -> Pass:
         """The facts of a run, without its tensors."""
-        p = run.precision
-        return Pass(
-            role=p.role,
-            batch=index,
-            mode=p.mode,
-            dtype=str(p.dtype).removeprefix("torch."),
-            loss_scale=p.loss_scale,
-            loss=float(run.loss) if run.loss is not None and run.loss.numel() == 1 else None,
-            loss_dtype=str(run.loss.dtype).removeprefix("torch.") if run.loss is not None else "",
-            raised=run.raised,
-            sites=tuple(_with_counts(r, counts) for r in records),
-            parameters=self._compared(index, run, exact),
-            seconds=run.seconds,
-            backward_ran=run.backward_ran,
-            interrupted=run.interrupted,
-            buffers=compare_buffers(run.buffers, exact.buffers),
-            output_error=output_error(run.outputs, exact.outputs),
-            raised_as_written=run.raised_as_written,
-        )
-
-    def _compared(self, index: int, run: Run, exact: Run) -> tuple[ParameterGradient, ...]:
-        """The gradients against the reference's; where one is far off, with how far that can be trusted."""
-        compared = compare_gradients(run.gradients, run.precision.loss_scale, exact.gradients)
-        errors = [p.relative_error or 0.0 for p in without_noise(compared)]
-        if run is exact or self.interrupted or max(errors, default=0.0) <= LOST_ERROR:
-            return compared
-        if index not in self.noise:
-            self.progress(f"float64 reference, batch {index}", 1, 1)
-            self.noise[index] = reference_errors(
-                self.workload, self.workload.batches[index], self.plan.seed, exact
-            )
-        return tuple(replace(p, reference_error=self.noise[index].get(p.name)) for p in compared)
+        return self.comparison.facts(index, run, exact, tuple(_with_counts(r, counts) for r in records))
 
     def _refuse_general_failure(self, batch: Any, exact: Run, run: Run) -> None:
         """A model that raises the same in FP32 has a plain bug; there is nothing to compare."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.run_report import RunReport
 from ampdoctor.diagnose.scaler_report import ScalerReport
+from ampdoctor.remedy.prescription import Prescription
 from ampdoctor.render import (
     gate,
     github,
@@ -16,6 +17,7 @@ from ampdoctor.render import (
     json_report,
     junit,
     markdown,
+    prescription,
     run,
     sarif,
     scaler,
@@ -43,6 +45,7 @@ class Format:
     """Of ``grad-histogram``."""
     run: Callable[[RunReport, Options], str] | None = None
     """Of ``run``, where that has words of its own; else it is ``reports``, of the steps examined."""
+    prescription: Callable[[Prescription, Options], str] | None = None
     package: str = ""
     """One that it needs and ampdoctor does not: the extra of the format's name brings it."""
 
@@ -54,6 +57,7 @@ TABLE: dict[str, Format] = {
         scaler=scaler.render_text,
         gradients=gradients.render_text,
         run=run.render_text,
+        prescription=prescription.render_text,
     ),
     "json": Format(
         json_report.render,
@@ -61,6 +65,7 @@ TABLE: dict[str, Format] = {
         scaler=scaler.render_json,
         gradients=gradients.render_json,
         run=run.render_json,
+        prescription=prescription.render_json,
     ),
     "markdown": Format(markdown.render, markdown.render_many),
     "github": Format(github.render, github.render_many),
@@ -90,12 +95,14 @@ GATE = {name: many for name, f in TABLE.items() if (many := f.gate or f.reports)
 SCALER = {name: f.scaler for name, f in TABLE.items() if f.scaler}
 RUN = {name: of_run for name, f in TABLE.items() if (of_run := _run_of(f))}
 GRADIENTS = {name: f.gradients for name, f in TABLE.items() if f.gradients}
+PRESCRIPTION = {name: f.prescription for name, f in TABLE.items() if f.prescription}
 
 __all__ = [
     "FORMATS",
     "GATE",
     "GRADIENTS",
     "MANY",
+    "PRESCRIPTION",
     "RUN",
     "SCALER",
     "TABLE",

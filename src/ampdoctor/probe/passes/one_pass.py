@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampdoctor.errors import AmpDoctorError, is_out_of_memory, out_of_memory
 from ampdoctor.facts.trace import Raised
@@ -67,24 +67,36 @@ class Run:
 
 
 def run_pass(
-    workload: Workload, batch: Any, precision: Precision, seed: int, make_observer: MakeObserver
+    workload: Workload,
+    batch: Any,
+    precision: Precision,
+    seed: int,
+    make_observer: MakeObserver,
+    lower_scales: Sequence[float] = (),
 ) -> Run:
     """One forward and backward of ``batch``. An exception of the model's is returned, not raised.
 
-    Raises LoadError where the model gives no loss, ProbeError out of memory.
+    ``lower_scales``: backward is run again on the same forward at these, in this order, while the gradients
+    are not finite; the run's precision then has the scale that came last. Raises LoadError where the model
+    gives no loss, ProbeError out of memory.
     """
     model = workload.model
     modules = ModuleStack(model)
     started = time.perf_counter()
     with isolated(model, batch, workload.step), precision.open(model), modules.watch():
         seed_everything(seed)
-        run = take_step(workload, batch, precision, modules, make_observer)
+        run = take_step(workload, batch, precision, modules, make_observer, lower_scales)
     run.seconds = time.perf_counter() - started
     return run
 
 
 def take_step(
-    workload: Workload, batch: Any, precision: Precision, modules: ModuleStack, make_observer: MakeObserver
+    workload: Workload,
+    batch: Any,
+    precision: Precision,
+    modules: ModuleStack,
+    make_observer: MakeObserver,
+    lower_scales: Sequence[float] = (),
 ) -> Run:
     """The same, where precision and module stack are open already and the generators seeded.
 
@@ -103,7 +115,7 @@ def take_step(
     try:
         told = observer.returned if observer.watches_functions else None
         with torch.set_grad_enabled(not workload.forward_only), watched_functions(told):
-            _step(workload, data, run)
+            _step(workload, data, run, lower_scales)
     except AmpDoctorError:
         raise
     except KeyboardInterrupt:
@@ -118,10 +130,10 @@ def take_step(
     return run
 
 
-def _step(workload: Workload, data: Any, run: Run) -> None:
+def _step(workload: Workload, data: Any, run: Run, lower_scales: Sequence[float]) -> None:
     precision = run.precision
     with run.observer:
-        if precision.casts_weights:
+        if precision.casts_weights and not precision.wide_loss:
             # Observed: a batch value that the dtype cannot hold becomes inf right here.
             data = map_floating(data, precision.cast_input)
         with precision.autocast():
@@ -133,10 +145,23 @@ def _step(workload: Workload, data: Any, run: Run) -> None:
         if not result.requires_grad:
             return
         run.observer.begin_backward()
-        # As GradScaler does: a float32 scale times the loss, then backward outside autocast.
-        scaled = result * torch.tensor(precision.loss_scale, device=result.device)
-        scaled.backward()
+        scales = [precision.loss_scale, *lower_scales]
+        if not bool(torch.isfinite(run.loss).all()):
+            scales = scales[:1]
+        for left, scale in zip(range(len(scales) - 1, -1, -1), scales, strict=True):
+            # As GradScaler does: a float32 scale times the loss, then backward outside autocast.
+            scaled = result * torch.tensor(scale, device=result.device)
+            scaled.backward(retain_graph=left > 0)
+            run.precision = replace(precision, loss_scale=scale)
+            if not left or _finite_gradients(workload.model):
+                break
+            for parameter in workload.model.parameters():
+                parameter.grad = None
         run.backward_ran = True
+
+
+def _finite_gradients(model: nn.Module) -> bool:
+    return all(bool(torch.isfinite(g).all()) for g in dense_gradients(model).values())
 
 
 def _raised(error: BaseException, run: Run, phase: Phase) -> Raised:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from ampdoctor.facts.words import AUTOCASTS, CASTS_WEIGHTS, Mode, Role
 from ampdoctor.probe.cuda.on_cpu import autocast_kept_off, cuda_autocast_policy, decomposed_rnns
 from ampdoctor.probe.passes.device import tf32_off
 from ampdoctor.probe.passes.isolation import working_copy
-from ampdoctor.probe.passes.wide_modules import run_wide, wide_tensors
+from ampdoctor.probe.passes.wide_modules import only_the_model_is_low, run_wide, wide_tensors
 from ampdoctor.probe.plan import Plan, WideModule
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -33,6 +33,8 @@ class Precision:
     loss_scale: float
     wide_modules: tuple[WideModule, ...] = ()
     """What of it runs in FP32."""
+    wide_loss: bool = False
+    """What is outside the model's modules runs in FP32."""
     widens_casts: bool = False
     """Tensors that the model itself makes in 16 bits are made in FP32: the reference cannot run otherwise."""
 
@@ -96,11 +98,21 @@ class Precision:
                 if self.device.type == "cpu":
                     stack.enter_context(decomposed_rnns())
             stack.enter_context(run_wide(model, self.wide_modules, self.device, self.dtype))
+            if self.wide_loss:
+                stack.enter_context(
+                    only_the_model_is_low(model, self.autocast_in_model, self.cast_input, self.wide_modules)
+                )
             yield
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Autocast as this precision wants it, with a cache of its own: entered once a step."""
+        """Autocast as this precision wants it around a step, with a cache of its own: entered once."""
+        with nullcontext() if self.wide_loss else self.autocast_in_model():
+            yield
+
+    @contextmanager
+    def autocast_in_model(self) -> Iterator[None]:
+        """Autocast as this precision wants it around the model."""
         dtype = self.dtype if self.autocasts else None
         with torch.autocast(self.device.type, dtype=dtype, enabled=self.autocasts):
             yield
@@ -115,5 +127,12 @@ def candidate(plan: Plan, device: torch.device, loss_scale: float) -> Precision:
     """What the user asked for, at this loss scale."""
     emulates = device.type == "cpu" and plan.emulate == "cuda"
     return Precision(
-        "candidate", plan.mode, DTYPES[plan.dtype], device, emulates, loss_scale, plan.wide_modules
+        "candidate",
+        plan.mode,
+        DTYPES[plan.dtype],
+        device,
+        emulates,
+        loss_scale,
+        plan.wide_modules,
+        plan.wide_loss,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +40,48 @@ def run_wide(
         return tree_map(lambda value: _cast_back(value, low), outputs) if item.casts_back else outputs
 
     # Not a hook: see ``ModuleStack.watch``, which wraps this call and so gives the module its own casts.
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def only_the_model_is_low(
+    model: nn.Module,
+    autocast: Callable[[], AbstractContextManager[None]],
+    cast_input: Callable[[Tensor], Tensor],
+    chosen: Sequence[WideModule],
+) -> Iterator[None]:
+    """While open, each call of the model from outside it runs under ``autocast`` on cast inputs, and gives
+    its low-precision outputs in FP32.
+
+    A module of the model's that the loss calls by itself counts; one that is recomputed in backward does not.
+    """
+    inside = {id(module) for module in model.modules()}
+    wide = {id(module_at(model, item.path)) for item in chosen}
+    original: Callable[..., Any] = nn.Module.__call__
+    depth = 0
+
+    def narrow(value: Any) -> Any:
+        return cast_input(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        in_backward = torch._C._current_graph_task_id() != -1
+        if depth or in_backward or id(module) not in inside:
+            return original(module, *args, **kwargs)
+        depth += 1
+        try:
+            if id(module) not in wide:
+                args, kwargs = tree_map(narrow, (args, kwargs))
+            with autocast():
+                outputs = original(module, *args, **kwargs)
+        finally:
+            depth -= 1
+        return tree_map(_widen, outputs)
+
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
         yield

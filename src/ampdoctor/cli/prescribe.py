@@ -1,0 +1,69 @@
+"""``ampdoctor prescribe``: diagnose, search the smallest change that cures, prove it, print it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ampdoctor.cli.clock import today
+from ampdoctor.cli.output import check_format, check_writable, drawing, write_document, write_file
+from ampdoctor.cli.progress import progress_bar
+from ampdoctor.cli.scan import read_settings
+from ampdoctor.cli.user_output import user_output_to_stderr
+from ampdoctor.errors import ConfigError
+
+
+def prescribe(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
+    ] = None,
+    budget: Annotated[int, typer.Option(help="Passes that the search may take.", min=1)] = 200,
+    format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the prescription to this file.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the best treatment to this plan.yaml.")] = None,
+    show: Annotated[
+        str | None, typer.Option(metavar="code", help="Print the best treatment as lines to paste.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+) -> None:
+    """Find the smallest change that cures what a scan finds, and prove it.
+
+    Tries a loss scale, then the fewest modules in FP32, then BF16. What is listed was run on every batch.
+    """
+    from ampdoctor.remedy.plan import plan_text
+    from ampdoctor.render import PRESCRIPTION
+
+    check_format(format_, PRESCRIPTION)
+    check_writable(output, "--output")
+    check_writable(save, "--save")
+    if show not in (None, "code"):
+        raise ConfigError(f"--show {show}: there is only code to show", hint="--show code")
+    settings = read_settings(config, None, None, None, set_ or [])
+    with user_output_to_stderr(), progress_bar(quiet) as progress:
+        progress("loading", 0, 1)
+        from ampdoctor.api.request import plan_of, policy_of
+        from ampdoctor.load import load
+        from ampdoctor.probe.cuda.on_cpu import requested_autocast
+        from ampdoctor.remedy.prescribe import prescribe as search
+
+        with requested_autocast():
+            workload = load(settings)
+        found = search(workload, plan_of(settings), policy_of(settings, today()), budget, progress)
+    best = found.treatments[0] if found.treatments else None
+    if save is not None and best is not None:
+        write_file(plan_text(best.plan).encode(), save)
+    if show is not None and best is not None:
+        from ampdoctor.remedy.code import code_of
+
+        write_document(code_of(best.plan, found.environment.dtype), output)
+        return
+    write_document(PRESCRIPTION[format_](found, drawing(output)), output)

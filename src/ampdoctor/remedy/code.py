@@ -1,0 +1,67 @@
+"""A plan as lines for a training script that is to depend on nothing but torch."""
+
+from __future__ import annotations
+
+from ampdoctor.remedy.plan import TreatmentPlan
+
+_ISLANDS = '''\
+def run_in_fp32(module):
+    """Autocast is off in the module, its inputs are widened{and_cast}."""
+    inside = module.forward
+
+    def widen(value):
+        low = torch.is_tensor(value) and value.dtype in (torch.float16, torch.bfloat16)
+        return value.float() if low else value
+
+    def forward(*args, **kwargs):
+        args, kwargs = tree_map(widen, (args, kwargs))
+        with torch.autocast({device}, enabled=False):
+            {result}
+
+    module.forward = forward
+
+
+for path in {paths!r}:
+    run_in_fp32(model.get_submodule(path))
+'''
+_CAST = """outputs = inside(*args, **kwargs)
+        return tree_map(
+            lambda y: y.to({dtype}) if torch.is_tensor(y) and y.dtype == torch.float32 else y, outputs
+        )"""
+
+
+def code_of(plan: TreatmentPlan, dtype: str) -> str:
+    """Python that makes ``model`` follow the plan, to be pasted after it is built; ``dtype`` is the user's.
+
+    Where a framework opens autocast and holds the scaler, comments say what to tell it.
+    """
+    low = plan.dtype or dtype
+    lines = ["import torch"]
+    if plan.fp32:
+        cast = plan.output == "cast"
+        lines += ["from torch.utils._pytree import tree_map", "", ""]
+        lines.append(
+            _ISLANDS.format(
+                and_cast=" and its outputs cast back" if cast else "",
+                device="next(model.parameters()).device.type",
+                result=_CAST.format(dtype=f"torch.{low}") if cast else "return inside(*args, **kwargs)",
+                paths=list(plan.fp32),
+            )
+        )
+    else:
+        lines.append("")
+    if plan.dtype is not None:
+        lines += [
+            f"# plain loop: with torch.autocast(device, dtype=torch.{plan.dtype}): ...; no GradScaler",
+            '# Hugging Face: TrainingArguments(bf16=True); Lightning: Trainer(precision="bf16-mixed")',
+        ]
+    elif plan.loss_scale is not None:
+        start = f"{plan.loss_scale:.0f}" if plan.loss_scale >= 1 else f"{plan.loss_scale!r}"
+        lines += [
+            f"scaler = torch.amp.GradScaler(next(model.parameters()).device.type, init_scale={start})",
+            "# Hugging Face: trainer.accelerator.scaler = scaler, before trainer.train()",
+            '# Lightning: Trainer(plugins=[MixedPrecision("16-mixed", device, scaler=scaler)])',
+        ]
+    if plan.loss_fp32:
+        lines += ["# open autocast around the model only, and compute the loss outside it on outputs.float()"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,264 @@
+"""``prescribe``: treatments from cheap to dear, each run on all batches before it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ampdoctor.diagnose.engine import diagnose
+from ampdoctor.diagnose.outcome import find_pass
+from ampdoctor.diagnose.policy import Policy
+from ampdoctor.diagnose.report import Report
+from ampdoctor.diagnose.wording import listing, place
+from ampdoctor.diagnose.wording import scale as scale_words
+from ampdoctor.facts.trace import Trace
+from ampdoctor.load.workload import Workload
+from ampdoctor.probe.passes.comparison import Progress
+from ampdoctor.probe.plan import Plan, WideModule
+from ampdoctor.probe.scan import probe
+from ampdoctor.probe.trials import Trials
+from ampdoctor.remedy.cost import flops_by_module, share_of
+from ampdoctor.remedy.islands import is_minimal, smallest_islands
+from ampdoctor.remedy.judge import fails_in_fp32, what_fails
+from ampdoctor.remedy.plan import Output, TreatmentPlan
+from ampdoctor.remedy.prescription import Attempt, Cost, Kind, Prescription, Proof, Treatment
+from ampdoctor.scales.drift import loss_error
+from ampdoctor.scales.gradient_harm import without_noise
+
+BUDGET = 200
+"""Passes that the search may take."""
+_LOWER_SCALES = (4096.0, 256.0, 16.0, 1.0)
+"""Scales that a trial falls back to where the configured one overflows; the proof finds the exact window."""
+
+
+class BudgetSpent(Exception):
+    """The search took as many passes as it may."""
+
+
+def prescribe(
+    workload: Workload, plan: Plan, policy: Policy, budget: int = BUDGET, progress: Progress | None = None
+) -> Prescription:
+    """The treatments that cure what a scan of ``workload`` as ``plan`` finds; cheapest first.
+
+    Raises what ``probe`` raises, and KeyboardInterrupt where the first scan was interrupted.
+    """
+    return _Search(workload, plan, policy, budget, progress or (lambda *_: None)).run()
+
+
+def treated(plan: Plan, treatment: TreatmentPlan) -> Plan:
+    """How to run the candidate under a treatment."""
+    return replace(
+        plan,
+        loss_scale=plan.loss_scale if treatment.loss_scale is None else treatment.loss_scale,
+        dtype=treatment.dtype or plan.dtype,
+        wide_modules=tuple(WideModule(path, treatment.output == "cast") for path in treatment.fp32),
+        wide_loss=treatment.loss_fp32,
+    )
+
+
+@dataclass
+class _Search:
+    workload: Workload
+    plan: Plan
+    policy: Policy
+    budget: int
+    progress: Progress
+    treatments: list[Treatment] = field(default_factory=list)
+    tried: list[Attempt] = field(default_factory=list)
+    scans: int = 0
+    """Passes of scans that stood in for trials."""
+
+    def run(self) -> Prescription:
+        trace, report = self._scan(TreatmentPlan())
+        if trace.interrupted:
+            raise KeyboardInterrupt
+        references = [p for p in trace.passes if p.role == "reference"]
+        widens = any(p.raised_as_written is not None for p in references)
+        self.trials = Trials(self.workload, self.plan, self.progress, widens)
+        self.order = list(range(len(self.workload.batches)))
+        self.known: dict[TreatmentPlan, str] = {}
+        incurable = ""
+        if report.verdict != "clean":
+            genuine = any(fails_in_fp32(p, self.workload.forward_only) for p in references)
+            incurable = _genuine(report) if genuine or report.verdict == "bad-input" else ""
+            if not incurable:
+                self._search(report)
+                if not self.treatments:
+                    incurable = _nothing(report)
+        return Prescription(
+            trace.environment, report.verdict, report.sentence, tuple(self.treatments), tuple(self.tried),
+            incurable, self.trials.runs + self.scans,
+        )  # fmt: skip
+
+    def _search(self, report: Report) -> None:
+        if self._loss_scale(report):
+            return  # nothing else is needed
+        # Where a short run sees nothing wrong (drift, updates, zeros on the way), only a scan can judge.
+        self.by_scan = self._fails(TreatmentPlan()) == ""
+        self.known.clear()
+        try:
+            self._islands(report)
+        except BudgetSpent:
+            self.tried.append(Attempt("fp32", "FP32 islands", f"no end within {self.budget} passes"))
+        self._bf16()
+
+    # -- the treatments
+
+    def _loss_scale(self, report: Report) -> bool:
+        scales = report.loss_scale
+        if report.verdict not in ("backward-overflow", "gradient-underflow", "no-workable-scale"):
+            return False
+        if scales.recommended is None or scales.window is None:
+            self.tried.append(Attempt("loss-scale", "a loss scale", "no scale works for all gradients"))
+            return False
+        what = f"loss scale {scale_words(scales.recommended)}"
+        return self._prove("loss-scale", what, TreatmentPlan(loss_scale=scales.recommended), None)
+
+    def _islands(self, report: Report) -> None:
+        flops = flops_by_module(self.workload, self.plan)
+        fault = report.first_fault
+        module = fault.module if fault is not None else ""
+        guesses = [] if fault is None or not module else [module, module.rpartition(".")[0]]
+        # FP32 outputs meet FP32 weights under autocast; half weights want half inputs.
+        outputs: tuple[Output, ...] = ("cast", "fp32") if self.plan.mode == "half" else ("fp32", "cast")
+        starts = [(output, loss) for loss in (False, True) for output in outputs]
+        if not module:
+            starts.insert(0, ("fp32", True))  # the code that is not in any module may be the loss alone
+        for output, loss in starts:
+            if loss and self._holds(TreatmentPlan(loss_fp32=True)):
+                found: tuple[str, ...] | None = ()
+            elif loss and starts.index((output, loss)) == 0:
+                continue
+            else:
+                found = self._smallest(TreatmentPlan(output=output, loss_fp32=loss), flops, guesses)
+            if found is None:
+                continue
+            plan = TreatmentPlan(fp32=found, output=output if found else "fp32", loss_fp32=loss)
+            cast = replace(plan, output="cast")
+            if found and output == "fp32" and self._holds(cast):
+                plan = cast  # what comes after it sees what it saw
+            parts = [listing([place(path) for path in found])] if found else []
+            what = " and ".join([*parts, *(["the loss"] if loss else [])])
+            if self._prove("fp32", f"{what} in FP32", plan, share_of(flops, found)):
+                return
+
+    def _smallest(
+        self, base: TreatmentPlan, flops: dict[str, int], guesses: Sequence[str]
+    ) -> tuple[str, ...] | None:
+        def holds(paths: Sequence[str]) -> bool:
+            return self._holds(replace(base, fp32=tuple(sorted(paths))))
+
+        found = smallest_islands(self.workload.model, holds, flops, guesses)
+        if found is None:
+            whole = replace(base, fp32=("",))
+            loss = " and the loss" if base.loss_fp32 else ""
+            after = "outputs cast back" if base.output == "cast" else "outputs in FP32"
+            self.tried.append(Attempt("fp32", f"the whole model{loss} in FP32, {after}", self._fails(whole)))
+        return found
+
+    def _bf16(self) -> None:
+        if self.plan.dtype != "bfloat16":
+            self._prove("bf16", "BF16 for all", TreatmentPlan(dtype="bfloat16", loss_scale=1.0), 0.0)
+
+    # -- running them
+
+    def _prove(self, kind: Kind, what: str, plan: TreatmentPlan, flops: float | None) -> bool:
+        """Whether a whole scan under the plan is clean; the treatment is kept then, else the attempt."""
+        self.progress(f"proof: {what}", 1, 1)
+        trace, report = self._scan(plan)
+        window = report.loss_scale
+        if report.verdict != "clean" and plan.loss_scale is None and window.recommended and window.window:
+            plan = replace(plan, loss_scale=window.recommended)
+            trace, report = self._scan(plan)
+        why = self._harm(trace) if report.verdict == "clean" else report.sentence
+        if why:
+            self.tried.append(Attempt(kind, what, why))
+            return False
+        minimal = None
+        if plan.fp32:
+            base = replace(plan, loss_scale=None)
+            minimal = is_minimal(
+                plan.fp32, lambda paths: self._holds(replace(base, fp32=tuple(sorted(paths))))
+            )
+        self.treatments.append(Treatment(kind, plan, _proof(trace, report), Cost(flops, None), minimal))
+        return True
+
+    def _holds(self, plan: TreatmentPlan) -> bool:
+        return self._fails(plan) == ""
+
+    def _fails(self, plan: TreatmentPlan) -> str:
+        """What is wrong under the plan; '' where it holds on every batch. Each plan is run once."""
+        plan = replace(plan, fp32=tuple(sorted(plan.fp32)), output=plan.output if plan.fp32 else "fp32")
+        if plan not in self.known:
+            if self.trials.runs + self.scans >= self.budget:
+                raise BudgetSpent
+            self.known[plan] = self._scan_fails(plan) if getattr(self, "by_scan", False) else self._run(plan)
+        return self.known[plan]
+
+    def _run(self, plan: TreatmentPlan) -> str:
+        run = treated(self.plan, plan)
+        lower = [scale for scale in _LOWER_SCALES if scale < run.loss_scale and run.dtype == "float16"]
+        self.progress(f"trial {self.trials.runs + 1}", 1, 1)
+        for facts, exact in self.trials.run(run, list(self.order), lower):
+            why = what_fails(facts, exact, self.workload.forward_only)
+            if why:
+                self.order.remove(facts.batch)
+                self.order.insert(0, facts.batch)  # what fails one is soonest seen to fail there
+                return why
+        return ""
+
+    def _harm(self, trace: Trace) -> str:
+        """What is off FP32 in the worst way in any candidate pass of a scan; '' where nothing is."""
+        for run in trace.passes:
+            exact = find_pass(trace, "reference", run.batch)
+            if run.role == "candidate" and exact is not None:
+                why = what_fails(run, exact, self.workload.forward_only)
+                if why:
+                    return why
+        return ""
+
+    def _scan_fails(self, plan: TreatmentPlan) -> str:
+        trace, report = self._scan(plan)
+        self.scans += len(trace.passes) + len(trace.scale_runs)
+        return self._harm(trace) if report.verdict == "clean" else report.sentence
+
+    def _scan(self, plan: TreatmentPlan) -> tuple[Trace, Report]:
+        trace = probe(self.workload, treated(self.plan, plan), self.progress)
+        if trace.interrupted:
+            raise KeyboardInterrupt
+        return trace, diagnose(trace, self.policy)
+
+
+def _proof(trace: Trace, report: Report) -> Proof:
+    runs = [p for p in trace.passes if p.role == "candidate"]
+    losses = [
+        error
+        for p in runs
+        if (exact := find_pass(trace, "reference", p.batch)) is not None
+        and (error := loss_error(p, exact)) is not None
+    ]
+    gradients = [
+        q.relative_error for p in runs for q in without_noise(p.parameters) if q.relative_error is not None
+    ]
+    return Proof(
+        len(runs),
+        trace.environment.loss_scale,
+        max(losses, default=None),
+        max(gradients, default=None),
+        report.loss_scale.window,
+    )
+
+
+def _genuine(report: Report) -> str:
+    return f"nothing in reach cures this, FP32 fails as well{_at(report)}"
+
+
+def _nothing(report: Report) -> str:
+    return f"nothing in reach cures this: no loss scale, no FP32 module and no other format{_at(report)}"
+
+
+def _at(report: Report) -> str:
+    fault = report.first_fault
+    if fault is None or fault.source is None:
+        return ""
+    return f", at {fault.source.file}:{fault.source.line}: {fault.source.text}"
