@@ -172,7 +172,7 @@ CPU_SAYS = (
         ("ampdoctor.probe.passes.one_pass.batch_copy", "while measuring"),
         ("ampdoctor.probe.passes.precision.working_copy", "while measuring"),
         ("ampdoctor.probe.watch.observer.Observer.records", "while measuring"),
-        ("ampdoctor.probe.scan.compare_gradients", "while measuring"),
+        ("ampdoctor.probe.passes.comparison.compare_gradients", "while measuring"),
         ("ampdoctor.probe.passes.precision.Precision.cast_input", "in the reference pass"),
     ],
 )

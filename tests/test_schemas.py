@@ -240,4 +240,7 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
 
 def test_another_schema_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema", "trace"]) == 2
-    assert capsys.readouterr().err == "hint: schemas: report, config, run\nerror: there is no schema trace\n"
+    assert (
+        capsys.readouterr().err
+        == "hint: schemas: report, config, run, prescription\nerror: there is no schema trace\n"
+    )

@@ -39,7 +39,7 @@ def prescribe(
 
     Tries a loss scale, then the fewest modules in FP32, then BF16. What is listed was run on every batch.
     """
-    from ampdoctor.remedy.plan import plan_text
+    from ampdoctor.remedy.plan_file import plan_text
     from ampdoctor.render import PRESCRIPTION
 
     check_format(format_, PRESCRIPTION)

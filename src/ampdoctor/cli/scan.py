@@ -100,7 +100,8 @@ def run_probe(settings: Config, quiet: bool, plan: Path | None = None) -> Trace:
 
     The user's prints go to stderr: stdout is the document.
     """
-    from ampdoctor.remedy.plan import TreatmentPlan, check_paths, read_plan
+    from ampdoctor.remedy.plan import TreatmentPlan, check_paths
+    from ampdoctor.remedy.plan_file import read_plan
 
     treatment = TreatmentPlan() if plan is None else read_plan(plan)
     with user_output_to_stderr(), progress_bar(quiet) as progress:

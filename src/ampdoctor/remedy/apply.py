@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ampdoctor.errors import ConfigError
-from ampdoctor.remedy.plan import TreatmentPlan, check_paths, read_plan
+from ampdoctor.remedy.plan import TreatmentPlan, check_paths
+from ampdoctor.remedy.plan_file import read_plan
 
 _LOW = (torch.float16, torch.bfloat16)
 

@@ -1,0 +1,71 @@
+"""``plan.yaml``: a treatment plan as a file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ampdoctor.errors import ConfigError
+from ampdoctor.remedy.plan import TreatmentPlan, nearest
+
+VERSION = 1
+"""Of the file format, under ``ampdoctor_plan``."""
+
+
+def plan_text(plan: TreatmentPlan) -> str:
+    """The plan as YAML, with only the keys that change something."""
+    document: dict[str, Any] = {"ampdoctor_plan": VERSION}
+    if plan.loss_scale is not None:
+        document["loss_scale"] = int(plan.loss_scale) if plan.loss_scale.is_integer() else plan.loss_scale
+    if plan.dtype is not None:
+        document["dtype"] = plan.dtype
+    if plan.fp32:
+        document |= {"fp32": list(plan.fp32), "output": plan.output}
+    if plan.loss_fp32:
+        document["loss_fp32"] = True
+    return str(yaml.safe_dump(document, sort_keys=False))
+
+
+def read_plan(path: Path) -> TreatmentPlan:
+    """The plan in the file. Raises ConfigError, with the key, for what is none."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict) or "ampdoctor_plan" not in document:
+        raise ConfigError(f"{path} is not a plan", "a plan begins with ampdoctor_plan: 1")
+    version = document.pop("ampdoctor_plan")
+    if version != VERSION:
+        raise ConfigError(f"{path}: ampdoctor_plan: {version}; this ampdoctor reads version {VERSION}")
+    known = [field.name for field in fields(TreatmentPlan)]
+    for key, value in document.items():
+        if key not in known:
+            raise ConfigError(f"{path}: a plan has no key {key!r}", nearest(str(key), known))
+        if not _CHECKS[key][0](value):
+            raise ConfigError(f"{path}: {key}: {value!r} is not {_CHECKS[key][1]}")
+    paths = tuple(document.pop("fp32", ()))
+    return TreatmentPlan(fp32=paths, **document)
+
+
+def _is_scale(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value > 0
+
+
+_CHECKS: dict[str, tuple[Any, str]] = {
+    "loss_scale": (_is_scale, "a number above 0"),
+    "dtype": (lambda value: value in ("float16", "bfloat16"), "float16 or bfloat16"),
+    "fp32": (
+        lambda value: isinstance(value, list) and all(isinstance(path, str) for path in value),
+        "a list of module paths",
+    ),
+    "output": (lambda value: value in ("fp32", "cast"), "fp32 or cast"),
+    "loss_fp32": (lambda value: isinstance(value, bool), "true or false"),
+}
+"""{key: (whether a value is one, what one is)}"""
