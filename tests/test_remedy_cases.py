@@ -1,0 +1,60 @@
+"""Cases whose remedy is known: the treatment is of that kind or cheaper; what is beyond cure is called that.
+
+A choice that is quick to run and has every kind of remedy; the search is held to a budget of passes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ampdoctor.diagnose.policy import Policy
+from ampdoctor.load import load
+from ampdoctor.remedy.plan import TreatmentPlan
+from ampdoctor.remedy.prescribe import prescribe
+from ampdoctor.remedy.prescription import Prescription
+from case_runner import case_config, plan_of
+
+
+def prescription(slug: str, budget: int = 40) -> Prescription:
+    config = case_config(slug, "cuda")
+    return prescribe(load(config), plan_of(config), Policy(), budget)
+
+
+ISLANDS = {
+    "t5_ffn_wo": ("blocks.1.ff.wo",),
+    "rmsnorm_square_half": ("norm2",),
+    "mel_power_cast": ("frontend",),
+    "encodec_ema": ("vq",),
+    "mask_minus_1e9_raises": ("attn",),
+}
+"""Where the key's remedy is FP32 at a module, or nothing that a program can write."""
+
+
+@pytest.mark.parametrize("slug", ISLANDS)
+def test_modules_in_fp32(slug: str) -> None:
+    best = prescription(slug).treatments[0]
+    assert (best.kind, best.plan.fp32, best.plan.loss_fp32) == ("fp32", ISLANDS[slug], False)
+    assert best.minimal
+
+
+@pytest.mark.parametrize(
+    "slug", ["mse_half_intermediate", "marginal_clamp_one_minus_eps", "target_cast_half"]
+)
+def test_the_loss_in_fp32_where_no_module_is_at_fault(slug: str) -> None:
+    best = prescription(slug).treatments[0]
+    assert (best.kind, best.plan) == ("fp32", TreatmentPlan(loss_fp32=True))
+
+
+@pytest.mark.parametrize("slug", ["half_loss_default_scale", "masked_encoder_high_scale"])
+def test_a_loss_scale_where_that_is_all(slug: str) -> None:
+    (only,) = prescription(slug).treatments
+    assert only.kind == "loss-scale"
+    assert only.proof.window is not None and only.plan.loss_scale is not None
+    assert only.proof.window[0] <= only.plan.loss_scale <= only.proof.window[1]
+
+
+@pytest.mark.parametrize("slug", ["where_exp_branch", "masked_mse_nan_labels", "labels_all_ignored"])
+def test_what_fp32_has_too_is_incurable(slug: str) -> None:
+    found = prescription(slug)
+    assert found.treatments == ()
+    assert "FP32 fails as well" in found.incurable
