@@ -231,7 +231,7 @@ def test_explain_alone_lists_the_rules(capsys: pytest.CaptureFixture[str]) -> No
     assert run(["explain"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "AMP101  error    forward overflow"
-    assert lines[-1] == "AMP905  warning  not deterministic"
+    assert lines[-1] == "AMP906  warning  the model as written does not run in FP32"
 
 
 def test_explain_suggests_a_near_miss(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ampdoctor.diagnose.report import Finding, Report
-from case_runner import CASES, case_config, run_case, run_config
+from case_runner import CASES, case_config, model_cases, run_case, run_config
 
 Edit = Callable[[str, Finding], str]
 
@@ -100,6 +100,8 @@ def the_error(report: Report, code: str) -> Finding:
 def test_a_remedy_followed_to_the_letter_cures_the_fault(
     slug: str, code: str, edit: Edit, tmp_path: Path
 ) -> None:
+    if not next(case for case in model_cases() if case.slug == slug).fails:
+        pytest.skip("does not fail in this version of torch")
     finding = the_error(run_case(slug), code)
     text = (CASES / slug / "case.py").read_text()
     edited = edit(text, finding)

@@ -10,6 +10,8 @@ import typer
 from ampdoctor.cli.output import print_document
 from ampdoctor.errors import ConfigError
 
+_LOOKS_LIKE_A_DIGIT = str.maketrans("OIL", "011")
+
 
 def explain(
     code: Annotated[str | None, typer.Argument(help="A rule's code, such as AMP101.")] = None,
@@ -31,7 +33,8 @@ def explain(
     if wanted.isdigit():
         wanted = f"AMP{wanted}"
     if wanted not in pages:
-        near = difflib.get_close_matches(wanted, pages, n=1)
+        digits = wanted.translate(_LOOKS_LIKE_A_DIGIT)
+        near = [digits] if digits in pages else difflib.get_close_matches(wanted, pages, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"there is no rule {code}", hint=f"{hint}`ampdoctor explain` lists all rules")
     print_document(pages[wanted].strip() + "\n")

@@ -22,7 +22,8 @@ def watched_functions(returned: Returned | None) -> Iterator[None]:
     original = Function.__dict__["apply"]
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        outputs = original.__func__(cls, *args, **kwargs)
+        # A classmethod up to torch 2.13, C's own descriptor since: both bind like this.
+        outputs = original.__get__(None, cls)(*args, **kwargs)
         with _disable_current_modes():
             returned(cls.__name__, args, outputs)
         return outputs
