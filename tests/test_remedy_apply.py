@@ -141,6 +141,15 @@ def test_a_file_that_is_no_plan_is_refused(text: str, message: str, tmp_path: Pa
         read_plan(tmp_path / "plan.yaml")
 
 
+def test_without_a_treatment_no_plan_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, healthy = tmp_path / "plan.yaml", SAMPLE.with_name("healthy.yaml")
+    assert run(["prescribe", str(healthy), "-q", "--save", str(plan), "--set", "precision.device=cpu"]) == 0
+    seen = capsys.readouterr()
+    assert "There is nothing to cure." in seen.out
+    assert seen.err == "there is no treatment to write down\n"
+    assert not plan.exists()
+
+
 def test_prescribe_save_and_scan_with_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = tmp_path / "plan.yaml"
     assert run(["prescribe", str(SAMPLE), "-q", "--save", str(plan), "--set", "precision.device=cpu"]) == 0

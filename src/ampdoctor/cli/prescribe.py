@@ -61,6 +61,8 @@ def prescribe(
     best = found.treatments[0] if found.treatments else None
     if save is not None and best is not None:
         write_file(plan_text(best.plan).encode(), save)
+    if best is None and (save is not None or show is not None):
+        typer.echo("there is no treatment to write down", err=True)
     if show is not None and best is not None:
         from ampdoctor.remedy.code import code_of
 

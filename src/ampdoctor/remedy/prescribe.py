@@ -67,6 +67,8 @@ class _Search:
     tried: list[Attempt] = field(default_factory=list)
     scans: int = 0
     """Passes of scans that stood in for trials."""
+    by_scan: bool = False
+    """Short runs see nothing wrong (drift, updates, zeros on the way): only a scan can judge."""
 
     def run(self) -> Prescription:
         trace, report = self._scan(TreatmentPlan())
@@ -93,7 +95,6 @@ class _Search:
     def _search(self, report: Report) -> None:
         if self._loss_scale(report):
             return  # nothing else is needed
-        # Where a short run sees nothing wrong (drift, updates, zeros on the way), only a scan can judge.
         self.by_scan = self._fails(TreatmentPlan()) == ""
         self.known.clear()
         try:
@@ -192,7 +193,7 @@ class _Search:
         if plan not in self.known:
             if self.trials.runs + self.scans >= self.budget:
                 raise BudgetSpent
-            self.known[plan] = self._scan_fails(plan) if getattr(self, "by_scan", False) else self._run(plan)
+            self.known[plan] = self._scan_fails(plan) if self.by_scan else self._run(plan)
         return self.known[plan]
 
     def _run(self, plan: TreatmentPlan) -> str:
