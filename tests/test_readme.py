@@ -80,3 +80,15 @@ def test_the_samples_it_scans_exist() -> None:
     named = set(re.findall(r"sample_configs/\w+\.yaml", README + (ROOT / "Makefile").read_text()))
     assert named
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def test_every_test_that_the_kinds_of_misdiagnosis_name_exists() -> None:
+    tests = Path(__file__).parent
+    named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", (tests.parent / "docs" / "KINDS.md").read_text())
+    assert len(named) > 15
+    missing = [
+        (file, name)
+        for file, name in named
+        if not (tests / file).is_file() or f"def {name}" not in (tests / file).read_text()
+    ]
+    assert missing == []

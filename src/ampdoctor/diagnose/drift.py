@@ -86,6 +86,6 @@ def outcome_words(drift: DriftReading) -> str:
         parts.append(f"the outputs are off by {percent(drift.output_error)}")
     if drift.gradients:
         worst = drift.gradients[0]
-        parts.append(f"the gradient of {worst.name} by {percent(worst.relative_error)}")
+        parts.append(f"the gradient of {worst.name} is off by {percent(worst.relative_error)}")
     words = " and ".join(parts)
     return words[:1].upper() + words[1:] + "."
