@@ -1,6 +1,6 @@
 """Cases whose remedy is known: the treatment is of that kind or cheaper; what is beyond cure is called that.
 
-A choice that is quick to run and has every kind of remedy; the search is held to a budget of passes.
+The search is held to a budget of passes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ampdoctor.load import load
 from ampdoctor.remedy.plan import TreatmentPlan
 from ampdoctor.remedy.prescribe import prescribe
 from ampdoctor.remedy.prescription import Prescription
-from case_runner import case_config, plan_of
+from case_runner import Case, case_config, model_cases, plan_of
 
 
 def prescription(slug: str, budget: int = 40) -> Prescription:
@@ -58,3 +58,26 @@ def test_what_fp32_has_too_is_incurable(slug: str) -> None:
     found = prescription(slug)
     assert found.treatments == ()
     assert "FP32 fails as well" in found.incurable
+
+
+OF_THE_SCALE = ("grad-scaler", "lower-scale", "raise-scale", "mean-reduction")
+"""Remedies in the keys for which a loss scale is enough."""
+NOT_CURED = {
+    "muon_ns_half": "the optimizer casts inside: no change of the model reaches it",
+    "weight_decay_lost_bf16": "one step does not show it: the scan finds nothing",
+}
+SICK = [case for case in model_cases() if case.kind != "clean" and case.fails]
+
+
+@pytest.mark.parametrize("case", SICK, ids=lambda case: case.slug)
+def test_every_case_is_cured_or_said_to_be_beyond_it(case: Case) -> None:
+    found = prescription(case.slug, budget=60)
+    kinds = [treatment.kind for treatment in found.treatments]
+    if case.key["fp32_also_fails"] or case.slug in NOT_CURED:
+        assert kinds == []
+        assert found.incurable or found.verdict == "clean"
+    elif case.key["remedy"] in OF_THE_SCALE:
+        assert kinds == ["loss-scale"]
+    else:
+        assert kinds and not found.incurable
+        assert found.runs <= 40
