@@ -101,7 +101,7 @@ def test_the_obvious_culprit_is_enough_where_its_output_stays_wide() -> None:
 
 
 def test_output_is_cast_back_where_the_next_layer_is_half() -> None:
-    """256 * 512 is past the end inside the block, and 128 after its division; what follows takes half only."""
+    """256 * 512 is past the end inside the block, and 128 after its division; the next layer is half."""
 
     class Squares(nn.Module):
         def __init__(self) -> None:

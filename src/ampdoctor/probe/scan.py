@@ -174,10 +174,10 @@ class _Session:
                 self._check_observer(batch, precision, run)
             return
         self.progress(f"second look, batch {index}", 2 * index + 1, steps)
-        look = self._look(batch, precision)
+        look = self._look(batch, precision, run.raised)
         self._keep(index, run, exact, look.exact if look is not None else {}, records)
         if look is not None:
-            self._describe(index, batch, precision, look)
+            self._describe(index, batch, precision, look, run.raised)
 
     def _with_casts_widened(self, index: int, batch: Any, as_written: Run) -> Run:
         """The reference without the model's own casts to 16 bits; the one that raised, if this does too."""
@@ -222,18 +222,28 @@ class _Session:
         self.interrupted |= run.interrupted
         return run
 
-    def _look(self, batch: Any, precision: Precision) -> SecondLook | None:
+    def _look(self, batch: Any, precision: Precision, raised: Raised | None) -> SecondLook | None:
+        """The second look; ``raised``: what the pass it looks at ended with."""
         run = run_pass(self.workload, batch, precision, self.plan.seed, SecondLook)
         self.interrupted |= run.interrupted
+        if run.raised is not None and raised is None:
+            raise ProbeError(
+                f"the model runs, and cannot while its values are followed: {run.raised.type}: "
+                f"{run.raised.message}",
+                f"{_where(run.raised)}; report it as a bug of ampdoctor's",
+                run.raised.traceback,
+            )
         return run.observer if isinstance(run.observer, SecondLook) else None
 
-    def _describe(self, index: int, batch: Any, precision: Precision, look: SecondLook) -> None:
+    def _describe(
+        self, index: int, batch: Any, precision: Precision, look: SecondLook, raised: Raised | None
+    ) -> None:
         size = batch_size(batch)
         seen = []
         in_backward = any(b.site is not None and b.site.phase == "backward" for b in look.births)
         if in_backward and precision.loss_scale > _ROOT_SCALE and not self.interrupted:
             # A scale that is too high overflows before the real fault shows: look at a low one first.
-            root = self._look(batch, replace(precision, loss_scale=_ROOT_SCALE))
+            root = self._look(batch, replace(precision, loss_scale=_ROOT_SCALE), raised)
             if root is not None:
                 births = [b for b in root.births if b.site is not None and b.site.phase == "backward"]
                 seen.append(Seen(root, index, size, _ROOT_SCALE, births))
