@@ -76,7 +76,8 @@ def test_the_margin_moves_the_top_of_the_window_and_not_the_ceiling():
 def test_the_share_of_zeros_at_every_scale():
     _, report = scan(Chain(2.0**-3, 2.0**14), torch.ones(1, 1), 2.0**-30)
     shares = report.loss_scale.underflow_fraction
-    assert shares["1"] == 0.5  # of four elements 2^-30 and 2^-33 are zero, both 2^-16 stand
+    assert shares["1"] == 1.0  # run: the cast makes its 2^-30 zero, and with it all that is behind it
+    # not run: of four elements 2^-30 and 2^-33 are zero, both 2^-16 stand
     assert shares["32"] == 0.5  # 2^-30 * 2^5 = 2^-25 is a tie, and goes to zero
     assert shares["64"] == 0.25
     assert shares["256"] == 0.25  # 2^-33 * 2^8 = 2^-25, the tie again
@@ -227,6 +228,21 @@ def test_several_batches_share_the_lowest_ceiling():
     assert report.loss_scale.window == (1.0, 2.0**10)
     assert report.loss_scale.limited_by is not None
     assert report.loss_scale.limited_by["batch"] == 1
+
+
+def test_the_low_end_is_where_a_parameter_is_harmed_and_not_where_zeros_are_counted():
+    """Half of what flows back through ``where`` is 2^-30 and below FP16; it adds nothing to any weight."""
+
+    def loss(m: nn.Module, x: Tensor) -> Tensor:
+        return (m(x).float() * torch.tensor([[1.0], [2.0**-30]])).sum()
+
+    torch.manual_seed(0)
+    trace = probe(Workload("by hand", nn.Linear(2, 1), (torch.ones(2, 2),), loss), Plan(loss_scale=1024.0))
+    report = diagnose(trace, Policy())
+    assert report.loss_scale.window is not None
+    assert report.loss_scale.window[0] == 1.0
+    assert report.loss_scale.underflow_fraction["1"] > 0.01
+    assert [r.finite for r in trace.scale_runs if r.loss_scale == 1.0] == [True]
 
 
 def test_no_search_where_the_forward_is_at_fault():

@@ -12,12 +12,10 @@ from ampdoctor.scales.powers_of_two import (
     LOWEST,
     GradientTensor,
     ceiling_of,
-    floor_of,
     gradient_tensors,
     is_power_of_two,
     limiting,
     recommended_in,
-    shares_zeroed,
     top_below,
 )
 from ampdoctor.scales.recordings import is_finite, recorded_tensors
@@ -102,10 +100,7 @@ class ScaleSearch:
         return None
 
     def _low_end(self, best: int) -> None:
-        """Where counting zeros leaves no window, asks the parameters: the lowest scale that harms none."""
-        low = floor_of(shares_zeroed(self._tensors()), self.underflow_limit)
-        if low is not None and low <= best:
-            return
+        """Runs scales down from ``best`` to the lowest that harms no parameter: most often that is 2^0."""
         errors = {
             p.batch: {q.name: q.relative_error for q in p.parameters}
             for p in (self._at(c.batch, 2.0**best) for c in self.candidates)
@@ -115,9 +110,9 @@ class ScaleSearch:
             passes = [self._at(c.batch, 2.0**exponent) for c in self.candidates]
             return all(is_finite(p) and not harmed(p.parameters, errors[p.batch]) for p in passes)
 
-        if not works(best):
+        if not works(best) or works(LOWEST):
             return
-        bad, good = LOWEST - 1, best
+        bad, good = LOWEST, best
         while good - bad > 1:
             middle = (good + bad) // 2
             if works(middle):

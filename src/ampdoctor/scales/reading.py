@@ -136,12 +136,15 @@ def _nothing_works(exact: Sequence[GradientTensor], predicted: Predicted) -> Sca
 def _window(
     points: Sequence[ScalePoint], runs: Sequence[ScaleRun], high: int, underflow_limit: float
 ) -> tuple[Window | None, bool]:
-    """(the window, whether parameters set its low end)."""
+    """(the window, whether parameters set its low end).
+
+    Counting zeros decides only where the gradients were not compared with the reference's.
+    """
+    if any(r.parameters for r in runs):
+        low = _lowest_without_harm(runs, high)
+        return (None if low is None else Window(low, high)), True
     low = floor_of([p.underflow_fraction for p in points], underflow_limit)
-    if low is not None and low <= high:
-        return Window(low, high), False
-    low = _lowest_without_harm(runs, high)
-    return (None if low is None else Window(low, high)), True
+    return (None if low is None or low > high else Window(low, high)), False
 
 
 def _lowest_without_harm(runs: Sequence[ScaleRun], high: int) -> int | None:
