@@ -16,6 +16,8 @@ from case_runner import Case, case_config, model_cases, plan_of
 
 
 def prescription(slug: str, budget: int = 40) -> Prescription:
+    if not next(case for case in model_cases() if case.slug == slug).fails:
+        pytest.skip("does not fail in this version of torch")
     config = case_config(slug, "cuda")
     return prescribe(load(config), plan_of(config), Policy(), budget)
 
