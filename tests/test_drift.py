@@ -58,6 +58,17 @@ def test_a_difference_of_nearly_equal_numbers() -> None:
     assert (finding.op, finding.evidence["kind"]) == ("aten::sub", "difference")
 
 
+def test_gradients_that_such_a_forward_zeroes_are_not_blamed_on_the_scale() -> None:
+    """2,048.6 and 2,048.7 are 2,048: nothing is left of them, nor of their gradient, at any loss scale."""
+
+    def left(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        return ((y + 2048) - 2048).float().square().mean()
+
+    finding = the_drift(report_of(left, torch.tensor([[0.6, 1.2, 0.7, 1.3]])))
+    assert finding.evidence["kind"] == "difference"
+
+
 def test_outputs_are_compared_without_a_loss() -> None:
     def outputs(model: nn.Module, x: Tensor) -> Tensor:
         return torch.cos(model(x) * 100)

@@ -100,6 +100,9 @@ def _verdict(
         holds_no_constant = raised.raised is not None and raised.raised.constant is not None
         return ("forward-overflow" if holds_no_constant else "raises"), None
     no_scale = scales is not None and scales.window is None
+    # A forward that is wrong from one op on loses gradient at every scale alike: no scale's fault.
+    by_forward = no_scale and scales is not None and scales.ceiling is not None
+    by_forward = by_forward and drift is not None and drift.begins is not None
     if headline is not None:
         verdict = _birth_verdict(headline)
         if verdict == "backward-overflow" and no_scale:
@@ -112,9 +115,9 @@ def _verdict(
         return "backward-undefined", masked
     if _nothing_measured(trace):
         return "not-measured", None
-    if no_scale:
+    if no_scale and not by_forward:
         return "no-workable-scale", None
-    if damage is not None and damage.damaged:
+    if damage is not None and damage.damaged and not by_forward:
         return "gradient-underflow", None
     update = update_damage(trace)
     if update is not None and (update.is_swallowed or update.broken):
