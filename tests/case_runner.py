@@ -55,6 +55,12 @@ class Case:
         return bool(since <= installed < below)
 
     @property
+    def clean(self) -> bool:
+        """A healthy case, in a version of torch in which it is healthy."""
+        since = self.key.get("clean_from_torch", "0")
+        return self.kind == "clean" and bool(TorchVersion(torch.__version__) >= since)
+
+    @property
     def origin_phase(self) -> str:
         return str(self.key.get("origin_phase", self.key["phase"]))
 

@@ -41,7 +41,7 @@ FAULTY = [
 ]
 NOT_IN_THIS_TORCH = [case for case in CASES if not case.fails]
 FINITE = [case for case in CASES if case.kind in WITHOUT_BIRTH]
-HEALTHY = [case for case in CASES if case.kind == "clean"]
+HEALTHY = [case for case in CASES if case.clean]
 OF_THE_SCALE = [case for case in CASES if case.kind in ("backward-overflow-scale", "gradient-underflow")]
 
 # The class api-misuse is answered case by case: what is wrong there is how the parts are put together.
