@@ -47,7 +47,7 @@ def test_an_architecture_is_measured_forward_and_backward(name: str) -> None:
     assert losses["candidate"] == pytest.approx(losses["reference"], rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "vit"])
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "vit"])
 def test_bfloat16(name: str) -> None:
     _, trace, report = scanned(name, dtype="bfloat16", loss_scale=1.0)
     assert (report.verdict, warnings_of(report)) == ("clean", [])
