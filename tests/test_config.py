@@ -11,7 +11,7 @@ import pytest
 
 from ampdoctor.config import Config, config_from_options, load_config, parse_config
 from ampdoctor.config.problems import KEY_PATHS
-from ampdoctor.config.schema import DataFile, DataSynthetic, DataTarget, LossBuiltin, LossTarget
+from ampdoctor.config.workload import DataFile, DataSynthetic, DataTarget, LossBuiltin, LossTarget
 from ampdoctor.errors import ConfigError
 
 SMALLEST = "model: {target: models.py:build_model}\ndata: {target: models.py:build_batch}\n"

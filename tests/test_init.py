@@ -11,7 +11,7 @@ import typer
 from ampdoctor.cli.init import config_text, init
 from ampdoctor.config import Config, config_from_options, load_config, parse_config
 from ampdoctor.config.problems import KEY_PATHS
-from ampdoctor.config.schema import DataFile, LossBuiltin
+from ampdoctor.config.workload import DataFile, LossBuiltin
 from ampdoctor.errors import ConfigError, LoadError
 from load_helpers import MODELS, write
 

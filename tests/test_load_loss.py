@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ampdoctor.config import Config
-from ampdoctor.config.schema import LossBuiltin
+from ampdoctor.config.workload import LossBuiltin
 from ampdoctor.errors import LoadError
 from ampdoctor.load.builtin_losses import LOSSES
 from ampdoctor.load.call import call_model

@@ -107,7 +107,7 @@ def init(
 
 def config_text(config: Config, folder: Path) -> str:
     """The commented config, with paths as they are seen from ``folder``."""
-    from ampdoctor.config.schema import DataFile, DataTarget, LossBuiltin, LossTarget
+    from ampdoctor.config.workload import DataFile, DataTarget, LossBuiltin, LossTarget
 
     if isinstance(config.data, DataFile):
         data = DATA_FILE.format(data=_scalar(_seen_from(folder, config.data.file)))

@@ -222,7 +222,7 @@ def _contract(section: type[BaseModel], prefix: KeyPath = ()) -> Iterator[tuple[
                 yield from _contract(kind, (*path, *below))
     extra = section.__annotations__.get("__pydantic_extra__")
     if extra:
-        from ampdoctor.config.schema import LayerLimits
+        from ampdoctor.config.judging import LayerLimits
 
         yield (*prefix, "*"), ()
         yield from _contract(LayerLimits, (*prefix, "*"))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ampdoctor.config.schema import LossBuiltin
+from ampdoctor.config.workload import LossBuiltin
 from ampdoctor.errors import LoadError
 from ampdoctor.load.call import call_model, fields, fits
 from ampdoctor.load.describe import describe

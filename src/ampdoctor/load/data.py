@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ampdoctor.config import Config
-from ampdoctor.config.schema import DataFile, DataSynthetic, DataTarget, SyntheticTensor
+from ampdoctor.config.workload import DataFile, DataSynthetic, DataTarget, SyntheticTensor
 from ampdoctor.errors import LoadError
 from ampdoctor.load import targets
 from ampdoctor.load.describe import describe

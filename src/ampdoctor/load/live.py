@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ampdoctor.config.schema import LossBuiltin
+from ampdoctor.config.workload import LossBuiltin
 from ampdoctor.errors import LoadError
 from ampdoctor.load.builtin_losses import LOSSES, builtin_step
 from ampdoctor.load.call import call_model

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ampdoctor.config import Config
-from ampdoctor.config.schema import LossBuiltin, LossTarget
+from ampdoctor.config.workload import LossBuiltin, LossTarget
 from ampdoctor.errors import LoadError
 from ampdoctor.load import targets
 from ampdoctor.load.builtin_losses import builtin_step
