@@ -69,6 +69,21 @@ def test_gradients_that_such_a_forward_zeroes_are_not_blamed_on_the_scale() -> N
     assert finding.evidence["kind"] == "difference"
 
 
+@pytest.mark.parametrize("mode", ["autocast", "half"])
+def test_a_loss_that_cancels_by_itself_is_no_drift(mode: str) -> None:
+    """A weight orthogonal to the sum of the samples: the outputs add up to zero, and what is left of them in
+    any precision is their rounding. The gradient is that sum, and right."""
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    critic = nn.Linear(8, 1, bias=False)
+    total = x.sum(0)
+    with torch.no_grad():
+        critic.weight -= (critic.weight @ total) / (total @ total) * total
+    trace, report = scan(critic, x, lambda m, b: m(b).sum(), mode=mode, loss_scale=1.0)
+    (drift,) = trace.drifts
+    assert (drift.kind, drift.scalar, drift.error > 0.2) == ("long-sum", True, True)
+    assert report.verdict == "clean"
+
+
 def test_outputs_are_compared_without_a_loss() -> None:
     def outputs(model: nn.Module, x: Tensor) -> Tensor:
         return torch.cos(model(x) * 100)

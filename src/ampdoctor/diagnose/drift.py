@@ -62,10 +62,16 @@ def _read_batch(trace: Trace, batch: int, best: Mapping[str, float | None]) -> D
         return None
     loss, outputs = _far(loss_error(candidate, reference)), _far(candidate.output_error)
     gradients = _far_gradients(candidate, best)
-    # A loss near zero is far off by a hair: without an op to show, or a wrong gradient, it proves nothing.
-    if not gradients and outputs is None and (loss is None or begins is None):
+    if not gradients and outputs is None and (loss is None or begins is None or _cancels(begins)):
         return None
     return DriftReading(batch, loss, outputs, gradients, begins)
+
+
+def _cancels(begins: Drift) -> bool:
+    """True of a loss whose terms have both signs and leave almost nothing: a critic's difference, the sum of
+    normalised values. It is far off by the mere rounding of its terms; without a wrong gradient that proves
+    nothing."""
+    return begins.scalar and begins.kind in ("difference", "long-sum")
 
 
 def _far(error: float | None) -> float | None:

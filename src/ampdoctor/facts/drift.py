@@ -29,3 +29,5 @@ class Drift:
     """For a stale cast: the line that wrote to the weight after it had been cast."""
     weight: str = ""
     """For a stale cast: the weight."""
+    scalar: bool = False
+    """The op's output is a single number."""

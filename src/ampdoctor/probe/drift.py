@@ -180,6 +180,7 @@ class _Sampled(Observer):
             largest_input=made.largest_input,
             changed_at=source_of(changed.line) if changed is not None else None,
             weight=name,
+            scalar=made.sample.numel() == 1,
         )
 
 
