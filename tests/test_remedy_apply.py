@@ -95,6 +95,66 @@ def test_the_scaler_starts_from_the_plans_scale() -> None:
     assert not ampdoctor.apply(model(), TreatmentPlan(dtype="bfloat16")).scaler().is_enabled()
 
 
+class Towers(nn.Module):
+    """Two weights of 1, read by one loss: 2^14 of the one, 2^-24 of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loud = nn.Linear(1, 1, bias=False)
+        self.faint = nn.Linear(1, 1, bias=False)
+        for tower in (self.loud, self.faint):
+            nn.init.ones_(tower.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.loud(x).float() * 2.0**14 + self.faint(x).float() * 2.0**-24
+
+
+def tower_gradients(m: nn.Module, scale: float = 1.0) -> tuple[float, float]:
+    """Unscaled: (loud, faint)."""
+    with torch.autocast("cpu", torch.float16):
+        loss = m(torch.full((1, 1), 0.25)).sum()
+    m.zero_grad()
+    (loss * scale).backward()
+    return float(m.loud.weight.grad) / scale, float(m.faint.weight.grad) / scale
+
+
+APART = TreatmentPlan(loss_scale=2.0, scales={"faint": 2.0**20})
+"""2^15 and 2^-3 come in: both fit. At one scale for both 2^-24 * 0.25 is zero up to 2, 2^14 inf from 4 on."""
+
+
+def test_a_scale_of_its_own_leaves_gradients_as_fp32_has_them() -> None:
+    m = Towers()
+    assert tower_gradients(m, 2.0) == (2.0**12, 0.0)
+    with ampdoctor.apply(m, APART):
+        assert tower_gradients(m, 2.0) == (2.0**12, 2.0**-26)
+        assert tower_gradients(copy.deepcopy(m), 2.0) == (2.0**12, 2.0**-26)
+        assert list(m.state_dict()) == ["loud.weight", "faint.weight"]
+    assert tower_gradients(m, 2.0) == (2.0**12, 0.0)
+    assert not m.faint.weight._backward_hooks and not m.faint._forward_pre_hooks
+
+
+def test_the_factor_is_divided_out_where_the_gradient_leaves_the_part() -> None:
+    m = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    for layer in m:
+        nn.init.constant_(layer.weight, 0.5)
+    with ampdoctor.apply(m, TreatmentPlan(scales={"1": 256.0})):
+        m(torch.ones(1, 1)).sum().backward()
+    assert [float(layer.weight.grad) for layer in m] == [0.5, 0.5]
+
+
+def test_a_part_that_shares_a_weight_is_refused() -> None:
+    m = Towers()
+    m.faint.weight = m.loud.weight
+    with pytest.raises(ConfigError, match="faint shares a parameter with a module outside it"):
+        ampdoctor.apply(m, APART)
+
+
+def test_the_lines_to_paste_scale_apart_too() -> None:
+    m = Towers()
+    exec(code_of(APART, "float16"), {"model": m})
+    assert tower_gradients(m, 2.0) == (2.0**12, 2.0**-26)
+
+
 @pytest.mark.parametrize("output_", ["fp32", "cast"])
 def test_the_lines_to_paste_do_what_the_plan_does(output_: str) -> None:
     plan = TreatmentPlan(fp32=("1",), output=output_, loss_scale=4096.0)  # type: ignore[arg-type]
@@ -116,6 +176,7 @@ def test_the_lines_to_paste_do_what_the_plan_does(output_: str) -> None:
         TreatmentPlan(loss_scale=0.5),
         TreatmentPlan(loss_scale=4096.0, fp32=("blocks.1.ff.wo", ""), output="cast", loss_fp32=True),
         TreatmentPlan(dtype="bfloat16"),
+        TreatmentPlan(loss_scale=2.0, scales={"text_head": 256.0, "0": 2.0**-14}),
     ],
 )
 def test_a_plan_survives_its_file(plan: TreatmentPlan, tmp_path: Path) -> None:
@@ -132,6 +193,11 @@ def test_a_plan_survives_its_file(plan: TreatmentPlan, tmp_path: Path) -> None:
         ("ampdoctor_plan: 1\nfp32: a", "fp32: 'a' is not a list of module paths"),
         ("ampdoctor_plan: 1\nloss_scale: 0", "loss_scale: 0 is not a number above 0"),
         ("ampdoctor_plan: 1\nloss_scale: true", "loss_scale: True is not a number above 0"),
+        (
+            "ampdoctor_plan: 1\nscales: [a]",
+            r"scales: \['a'\] is not module paths, each with a number above 0",
+        ),
+        ("ampdoctor_plan: 1\nscales: {a: -1}", "is not module paths, each with a number above 0"),
         ("[", "is not YAML"),
     ],
 )

@@ -143,6 +143,26 @@ def test_a_residual_stream_stays_wide_as_a_whole() -> None:
     assert tops[0] in ("0", "1", "2", "3")
 
 
+def test_two_towers_whose_windows_do_not_meet() -> None:
+    """2^14 comes in at one tower and 2^-28 at the other: one fits up to 2, the other from 2^4 on."""
+
+    def forward(m: Calls, x: Tensor) -> Tensor:
+        h = m.trunk(x)
+        return m.loud(h).float() * 2.0**14 + m.faint(h).float() * 2.0**-28
+
+    towers = {name: nn.Sequential(linear(1.0), linear(1.0)) for name in ("loud", "faint")}
+    prescription = found(Calls(forward, trunk=linear(1.0), **towers))
+    treatment = prescription.treatments[0]
+    # 2^14 fits twice over, less a bit of margin: scale 1. The faint tower's own ceiling is 2^43, and no
+    # scale beyond 2^24 is recommended. The trunk hears the loud tower alone, and is left alone.
+    assert (treatment.kind, treatment.plan.loss_scale, treatment.plan.scales) == (
+        "scale-per-part", 1.0, {"faint": 2.0**24},
+    )  # fmt: skip
+    assert treatment.minimal
+    assert treatment.proof.gradient_error == 0.0
+    assert treatment.cost.flops == 0.0
+
+
 def test_the_loss_alone() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x)  # 512 in FP16; its square is 2^18

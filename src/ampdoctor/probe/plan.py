@@ -22,6 +22,15 @@ class WideModule:
 
 
 @dataclass(frozen=True)
+class ScaledModule:
+    """A module whose backward runs at a scale of its own, with all that is inside it."""
+
+    path: str
+    factor: float
+    """Times the loss scale, from its outputs to its inputs; divided out again there and at its parameters."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """How to run the candidate. Defaults are the contract's."""
 
@@ -46,3 +55,5 @@ class Plan:
     wide_loss: bool = False
     """The candidate's loss runs in FP32: only calls of the model see low precision, and what they return is
     widened."""
+    scaled_modules: tuple[ScaledModule, ...] = ()
+    """What of the candidate's backward runs at another scale than the loss scale."""

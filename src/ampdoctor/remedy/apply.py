@@ -13,9 +13,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ampdoctor.errors import ConfigError
+from ampdoctor.probe.passes.scaled_parts import (
+    gradient_enters,
+    gradient_leaves,
+    shares_parameters,
+)
 from ampdoctor.remedy.plan import TreatmentPlan, check_paths
 from ampdoctor.remedy.plan_file import read_plan
 
+Forward = Callable[..., Any]
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -25,15 +31,44 @@ class Applied:
     def __init__(self, model: nn.Module, plan: TreatmentPlan) -> None:
         self.plan = plan
         self._device = next((p.device.type for p in model.parameters()), "cpu")
-        self._wide: list[tuple[nn.Module, type[nn.Module]]] = []
-        chosen = [(path, model.get_submodule(path)) for path in plan.fp32]
+        self._changed: list[tuple[nn.Module, type[nn.Module], type[nn.Module]]] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        chosen = [(path, model.get_submodule(path)) for path in dict.fromkeys((*plan.fp32, *plan.scales))]
         for path, module in chosen:
-            _refuse(path, module)
-        for _, module in chosen:
+            _refuse(plan, path, module, model)
+        for path, module in chosen:
             built = type(module)
             # A class and no wrapper around forward: copies of the model follow the plan by themselves.
-            module.__class__ = _in_fp32(built, self._device, plan.output == "cast")
-            self._wide.append((module, built))
+            forward = built.forward
+            if path in plan.fp32:
+                forward = _in_fp32(forward, self._device, plan.output == "cast")
+            if path in plan.scales:
+                forward = _at_scale(forward, self._device, plan.scales[path])
+                self._divide(module, plan.scales[path])
+            follows = _following(built, forward)
+            module.__class__ = follows
+            self._changed.append((module, built, follows))
+
+    def _divide(self, part: nn.Module, factor: float) -> None:
+        """Takes the factor out of the gradients of a part's parameters, those that come later included."""
+        inverse = 1.0 / factor
+
+        def divided(gradient: Tensor) -> Tensor:
+            return gradient * inverse
+
+        def hook_those_without(module: nn.Module, args: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
+            for parameter in module._parameters.values():
+                if parameter is None or not parameter.requires_grad:
+                    continue
+                # fully_shard and deepcopy put other tensors in a parameter's place, without its hooks.
+                if divided not in (parameter._backward_hooks or {}).values():
+                    self._hooks.append(parameter.register_hook(divided))
+
+        for module in part.modules():
+            self._hooks.append(module.register_forward_pre_hook(hook_those_without))
+            hook_those_without(module, ())
 
     def scaler(self, **settings: Any) -> torch.amp.GradScaler:
         """A GradScaler that starts from the plan's loss scale; disabled where the plan is for BF16."""
@@ -50,9 +85,14 @@ class Applied:
 
     def remove(self) -> None:
         """Nothing; the model runs as it did. A second call does nothing."""
-        for module, built in self._wide:
-            module.__class__ = built
-        self._wide.clear()
+        for module, built, follows in self._changed:
+            follows.follows_a_plan = False  # type: ignore[attr-defined]  # also where a class was derived from it
+            if type(module) is follows:
+                module.__class__ = built
+        for hook in self._hooks:
+            hook.remove()
+        self._changed.clear()
+        self._hooks.clear()
 
     def __enter__(self) -> Applied:
         return self
@@ -64,7 +104,7 @@ class Applied:
 
 
 def apply(model: nn.Module, plan: TreatmentPlan | str | Path) -> Applied:
-    """A handle on ``model``, whose modules named by ``plan`` (or in its file) run in FP32 from now on.
+    """A handle on ``model``, whose modules named by ``plan`` (or in its file) follow it from now on.
 
     Parameters, ``state_dict`` and module names stay as they are. Raises ConfigError for a plan that does not
     fit, with the nearest name, or whose modules hold weights in low precision.
@@ -75,20 +115,36 @@ def apply(model: nn.Module, plan: TreatmentPlan | str | Path) -> Applied:
     return Applied(model, plan)
 
 
-def _refuse(path: str, module: nn.Module) -> None:
+def _refuse(plan: TreatmentPlan, path: str, module: nn.Module, model: nn.Module) -> None:
+    key, name = "fp32" if path in plan.fp32 else "scales", path or "the model"
     low = next((n for n, p in module.named_parameters() if p.dtype in _LOW), None)
     if low is not None:
         raise ConfigError(
-            f"fp32: {path or 'the model'} holds {low} in low precision",
+            f"{key}: {name} holds {low} in low precision",
             "keep the weights in FP32 and train under autocast, or call .float() on this module first",
         )
     if "forward" in vars(module):
-        raise ConfigError(f"fp32: {path or 'the model'} has a forward of its own, set on the module itself")
+        raise ConfigError(f"{key}: {name} has a forward of its own, set on the module itself")
+    if path in plan.scales and shares_parameters(model, module):
+        raise ConfigError(
+            f"scales: {name} shares a parameter with a module outside it",
+            "name the module that holds both: a parameter has one scale",
+        )
 
 
-def _in_fp32(built: type[nn.Module], device: str, casts_back: bool) -> type[nn.Module]:
-    """A class like ``built`` whose forward runs without autocast, on widened inputs."""
-    inside: Callable[..., Any] = built.forward
+def _following(built: type[nn.Module], forward: Forward) -> type[nn.Module]:
+    """A class like ``built`` with this forward, as long as its ``follows_a_plan`` holds."""
+    as_built: Forward = built.forward
+
+    def chosen(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return (forward if self.follows_a_plan else as_built)(self, *args, **kwargs)
+
+    body = {"forward": chosen, "follows_a_plan": True, "__module__": built.__module__}
+    return type(built.__name__, (built,), body)
+
+
+def _in_fp32(inside: Forward, device: str, casts_back: bool) -> Forward:
+    """The forward without autocast, on widened inputs."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         low = torch.get_autocast_dtype(device)
@@ -101,7 +157,17 @@ def _in_fp32(built: type[nn.Module], device: str, casts_back: bool) -> type[nn.M
             lambda y: y.to(low) if isinstance(y, Tensor) and y.dtype == torch.float32 else y, outputs
         )
 
-    return type(built.__name__, (built,), {"forward": forward, "__module__": built.__module__})
+    return forward
+
+
+def _at_scale(inside: Forward, device: str, factor: float) -> Forward:
+    """The forward whose backward runs at ``factor`` times the loss scale."""
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = gradient_leaves((args, kwargs), factor)
+        return gradient_enters(inside(self, *args, **kwargs), factor, device)
+
+    return forward
 
 
 def _widen(value: Any) -> Any:

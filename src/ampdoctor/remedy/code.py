@@ -24,6 +24,47 @@ def run_in_fp32(module):
 for path in {paths!r}:
     run_in_fp32(model.get_submodule(path))
 '''
+_SCALES = '''\
+class ScaledGradient(torch.autograd.Function):
+    """The tensor as it is, under autocast in FP32; its gradient times a factor."""
+
+    @staticmethod
+    def forward(ctx, x, factor, widens):
+        ctx.factor, ctx.dtype = factor, x.dtype
+        low = x.dtype in (torch.float16, torch.bfloat16)
+        return x.float() if widens and low else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return (gradient * ctx.factor).to(ctx.dtype), None, None
+
+
+def scale_apart(module, factor):
+    """The module's backward runs at the loss scale times factor; outside it nothing changes."""
+    inside = module.forward
+
+    def scaled(values, factor, widens):
+        return tree_map(
+            lambda v: (
+                ScaledGradient.apply(v, factor, widens) if torch.is_tensor(v) and v.requires_grad else v
+            ),
+            values,
+        )
+
+    def forward(*args, **kwargs):
+        args, kwargs = scaled((args, kwargs), 1 / factor, False)
+        widens = torch.is_autocast_enabled({device})
+        return scaled(inside(*args, **kwargs), factor, widens)
+
+    module.forward = forward
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: gradient / factor)
+
+
+for path, factor in {scales!r}.items():
+    scale_apart(model.get_submodule(path), factor)
+'''
 _CAST = """outputs = inside(*args, **kwargs)
         return tree_map(
             lambda y: y.to({dtype}) if torch.is_tensor(y) and y.dtype == torch.float32 else y, outputs
@@ -37,19 +78,23 @@ def code_of(plan: TreatmentPlan, dtype: str) -> str:
     """
     low = plan.dtype or dtype
     lines = ["import torch"]
+    device = "next(model.parameters()).device.type"
+    if plan.fp32 or plan.scales:
+        lines += ["from torch.utils._pytree import tree_map", "", ""]
+    else:
+        lines.append("")
     if plan.fp32:
         cast = plan.output == "cast"
-        lines += ["from torch.utils._pytree import tree_map", "", ""]
         lines.append(
             _ISLANDS.format(
                 and_cast=" and its outputs cast back" if cast else "",
-                device="next(model.parameters()).device.type",
+                device=device,
                 result=_CAST.format(dtype=f"torch.{low}") if cast else "return inside(*args, **kwargs)",
                 paths=list(plan.fp32),
             )
         )
-    else:
-        lines.append("")
+    if plan.scales:
+        lines.append(_SCALES.format(device=device, scales=dict(plan.scales)))
     if plan.dtype is not None:
         lines += [
             f"# plain loop: with torch.autocast(device, dtype=torch.{plan.dtype}): ...; no GradScaler",

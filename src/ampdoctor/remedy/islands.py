@@ -10,7 +10,8 @@ from ampdoctor.remedy.ddmin import ddmin
 
 Holds = Callable[[Sequence[str]], bool]
 """Whether the model is cured with the modules of these paths, and all inside them, in FP32."""
-_NO_OPS_OF_THEIR_OWN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
+_NO_OPS_OF_THEIR_OWN = (nn.Sequential, *NEVER_CALLED)
 
 
 def smallest_islands(
@@ -21,17 +22,17 @@ def smallest_islands(
     Each that is left out makes the set fail. ``guesses`` are modules to try first: where the births are.
     Among equals what costs few ``flops`` is kept.
     """
-    tree = _tree(model)
+    tree = module_tree(model)
     for guess in guesses:
         if guess and guess in tree and holds([guess]):
-            return _in_order(tree, _refined([guess], tree, holds, flops))
+            return in_order(tree, _refined([guess], tree, holds, flops))
     start = [""]
     while not holds(start):  # a module that opens autocast by itself lets only those inside it be widened
         inner = [below for path in start for below in (tree[path] or [path])]
         if inner == start:
             return None
         start = inner
-    return _in_order(tree, _refined(start, tree, holds, flops))
+    return in_order(tree, _refined(start, tree, holds, flops))
 
 
 def is_minimal(paths: Sequence[str], holds: Holds) -> bool:
@@ -56,8 +57,10 @@ def _refined(
         kept = ddmin([*rest, *inner], holds)
 
 
-def _tree(model: nn.Module) -> dict[str, list[str]]:
-    """{path: the paths of the modules right inside it}, containers without ops of their own passed over."""
+def module_tree(
+    model: nn.Module, passed_over: tuple[type[nn.Module], ...] = _NO_OPS_OF_THEIR_OWN
+) -> dict[str, list[str]]:
+    """{path: the paths of the modules right inside it}, some containers passed over for what is in them."""
     named = dict(model.named_modules())
 
     def inside(path: str) -> list[str]:
@@ -66,11 +69,12 @@ def _tree(model: nn.Module) -> dict[str, list[str]]:
             below = f"{path}.{name}" if path else name
             if below not in named:
                 continue  # shared: it goes by its first name
-            found += inside(below) if type(child) in _NO_OPS_OF_THEIR_OWN else [below]
+            found += inside(below) if type(child) in passed_over else [below]
         return found
 
     return {path: inside(path) for path in named}
 
 
-def _in_order(tree: Mapping[str, list[str]], paths: Sequence[str]) -> tuple[str, ...]:
+def in_order(tree: Mapping[str, list[str]], paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths, in the order of the tree."""
     return tuple(path for path in tree if path in paths)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ampdoctor.errors import ConfigError
@@ -26,14 +26,17 @@ class TreatmentPlan:
     """Those modules' outputs stay FP32, or are cast back to the low precision."""
     loss_fp32: bool = False
     """What is outside the model's modules, the loss, runs in FP32: autocast is around the model only."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """{module path: factor}: its backward, with all inside it, runs at the loss scale times this."""
 
 
 def check_paths(plan: TreatmentPlan, modules: Iterable[str]) -> None:
     """Nothing; ConfigError for a module that is not among ``modules``, with the nearest name."""
     known = list(modules)
-    for path in plan.fp32:
-        if path not in known:
-            raise ConfigError(f"fp32: the model has no module {path!r}", nearest(path, known))
+    for key, paths in (("fp32", plan.fp32), ("scales", plan.scales)):
+        for path in paths:
+            if path not in known:
+                raise ConfigError(f"{key}: the model has no module {path!r}", nearest(path, known))
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -20,13 +20,15 @@ def plan_text(plan: TreatmentPlan) -> str:
     """The plan as YAML, with only the keys that change something."""
     document: dict[str, Any] = {"ampdoctor_plan": VERSION}
     if plan.loss_scale is not None:
-        document["loss_scale"] = int(plan.loss_scale) if plan.loss_scale.is_integer() else plan.loss_scale
+        document["loss_scale"] = _number(plan.loss_scale)
     if plan.dtype is not None:
         document["dtype"] = plan.dtype
     if plan.fp32:
         document |= {"fp32": list(plan.fp32), "output": plan.output}
     if plan.loss_fp32:
         document["loss_fp32"] = True
+    if plan.scales:
+        document["scales"] = {path: _number(factor) for path, factor in plan.scales.items()}
     return str(yaml.safe_dump(document, sort_keys=False))
 
 
@@ -53,6 +55,11 @@ def read_plan(path: Path) -> TreatmentPlan:
     return TreatmentPlan(fp32=paths, **document)
 
 
+def _number(value: float) -> float:
+    """An int where it is one: ``4096``, not ``4096.0``."""
+    return int(value) if float(value).is_integer() else value
+
+
 def _is_scale(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and value > 0
@@ -67,5 +74,12 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     ),
     "output": (lambda value: value in ("fp32", "cast"), "fp32 or cast"),
     "loss_fp32": (lambda value: isinstance(value, bool), "true or false"),
+    "scales": (
+        lambda value: (
+            isinstance(value, dict)
+            and all(isinstance(path, str) and _is_scale(factor) for path, factor in value.items())
+        ),
+        "module paths, each with a number above 0",
+    ),
 }
 """{key: (whether a value is one, what one is)}"""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.outcome import find_pass
@@ -14,21 +16,27 @@ from ampdoctor.diagnose.wording import scale as scale_words
 from ampdoctor.facts.trace import Trace
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.comparison import Progress
-from ampdoctor.probe.plan import Plan, WideModule
+from ampdoctor.probe.plan import Plan, ScaledModule, WideModule
 from ampdoctor.probe.scan import probe
 from ampdoctor.probe.trials import Trials
 from ampdoctor.remedy.cost import flops_by_module, share_of
-from ampdoctor.remedy.islands import is_minimal, smallest_islands
+from ampdoctor.remedy.islands import NEVER_CALLED, is_minimal, module_tree, smallest_islands
 from ampdoctor.remedy.judge import fails_in_fp32, what_fails
+from ampdoctor.remedy.parts import Ceilings, fewest_parts
 from ampdoctor.remedy.plan import Output, TreatmentPlan
+from ampdoctor.remedy.plan_file import plan_text
 from ampdoctor.remedy.prescription import Attempt, Cost, Kind, Prescription, Proof, Treatment
 from ampdoctor.scales.drift import loss_error
 from ampdoctor.scales.gradient_harm import without_noise
+from ampdoctor.scales.powers_of_two import HIGHEST_RECOMMENDED, LOWEST, top_below
 
 BUDGET = 200
 """Passes that the search may take."""
 _LOWER_SCALES = (4096.0, 256.0, 16.0, 1.0)
 """Scales that a trial falls back to where the configured one overflows; the proof finds the exact window."""
+
+
+_OF_THE_SCALE = ("backward-overflow", "gradient-underflow", "no-workable-scale")
 
 
 class BudgetSpent(Exception):
@@ -53,6 +61,7 @@ def treated(plan: Plan, treatment: TreatmentPlan) -> Plan:
         dtype=treatment.dtype or plan.dtype,
         wide_modules=tuple(WideModule(path, treatment.output == "cast") for path in treatment.fp32),
         wide_loss=treatment.loss_fp32,
+        scaled_modules=tuple(ScaledModule(path, factor) for path, factor in treatment.scales.items()),
     )
 
 
@@ -78,13 +87,13 @@ class _Search:
         widens = any(p.raised_as_written is not None for p in references)
         self.trials = Trials(self.workload, self.plan, self.progress, widens)
         self.order = list(range(len(self.workload.batches)))
-        self.known: dict[TreatmentPlan, str] = {}
+        self.known: dict[str, str] = {}
         incurable = ""
         if report.verdict != "clean":
             genuine = any(fails_in_fp32(p, self.workload.forward_only) for p in references)
             incurable = _genuine(report) if genuine or report.verdict == "bad-input" else ""
             if not incurable:
-                self._search(report)
+                self._search(trace, report)
                 if not self.treatments:
                     incurable = _nothing(report)
         return Prescription(
@@ -92,28 +101,58 @@ class _Search:
             incurable, self.trials.runs + self.scans,
         )  # fmt: skip
 
-    def _search(self, report: Report) -> None:
+    def _search(self, trace: Trace, report: Report) -> None:
         if self._loss_scale(report):
             return  # nothing else is needed
         self.by_scan = self._fails(TreatmentPlan()) == ""
         self.known.clear()
-        try:
-            self._islands(report)
-        except BudgetSpent:
-            self.tried.append(Attempt("fp32", "FP32 islands", f"no end within {self.budget} passes"))
+        self._within_budget("scale-per-part", "a scale per part", lambda: self._parts(report, trace))
+        self._within_budget("fp32", "FP32 islands", lambda: self._islands(report))
         self._bf16()
+
+    def _within_budget(self, kind: Kind, what: str, search: Callable[[], None]) -> None:
+        try:
+            search()
+        except BudgetSpent:
+            self.tried.append(Attempt(kind, what, f"no end within {self.budget} passes"))
 
     # -- the treatments
 
     def _loss_scale(self, report: Report) -> bool:
         scales = report.loss_scale
-        if report.verdict not in ("backward-overflow", "gradient-underflow", "no-workable-scale"):
+        if report.verdict not in _OF_THE_SCALE:
             return False
         if scales.recommended is None or scales.window is None:
             self.tried.append(Attempt("loss-scale", "a loss scale", "no scale works for all gradients"))
             return False
         what = f"loss scale {scale_words(scales.recommended)}"
         return self._prove("loss-scale", what, TreatmentPlan(loss_scale=scales.recommended), None)
+
+    def _parts(self, report: Report, trace: Trace) -> None:
+        if report.verdict not in _OF_THE_SCALE:
+            return
+        ceilings = Ceilings(self.workload, self.plan, trace.passes)
+        margin = self.plan.scale_margin_bits
+        known = report.loss_scale.ceiling
+        top = None if known is None else top_below(int(math.log2(known)), margin)
+        base = LOWEST if top is None else min(top, HIGHEST_RECOMMENDED)
+
+        def plan_for(paths: Sequence[str]) -> TreatmentPlan:
+            factors = {path: ceilings.factor_of(path, base, margin) for path in sorted(paths)}
+            scales = {path: factor for path, factor in factors.items() if factor != 1.0}
+            return TreatmentPlan(loss_scale=2.0**base, scales=scales)
+
+        def holds(paths: Sequence[str]) -> bool:
+            return self._holds(plan_for(paths))
+
+        found = fewest_parts(self.workload.model, holds)
+        if found is None:
+            whole = plan_for(module_tree(self.workload.model, NEVER_CALLED)[""])
+            self.tried.append(Attempt("scale-per-part", "a scale per part", self._fails(whole)))
+            return
+        plan = plan_for(found)
+        what = f"{listing([place(path) for path in plan.scales])} at a scale of its own"
+        self._prove("scale-per-part", what, plan, 0.0, lambda: is_minimal(found, holds))
 
     def _islands(self, report: Report) -> None:
         flops = flops_by_module(self.workload, self.plan)
@@ -140,8 +179,17 @@ class _Search:
                 plan = cast  # what comes after it sees what it saw
             parts = [listing([place(path) for path in found])] if found else []
             what = " and ".join([*parts, *(["the loss"] if loss else [])])
-            if self._prove("fp32", f"{what} in FP32", plan, share_of(flops, found)):
+            if self._prove(
+                "fp32", f"{what} in FP32", plan, share_of(flops, found), partial(self._needs_all, plan)
+            ):
                 return
+
+    def _needs_all(self, plan: TreatmentPlan) -> bool | None:
+        """Whether the plan fails without any one of its FP32 modules; None where it has none."""
+        base = replace(plan, loss_scale=None)
+        if not plan.fp32:
+            return None
+        return is_minimal(plan.fp32, lambda paths: self._holds(replace(base, fp32=tuple(sorted(paths)))))
 
     def _smallest(
         self, base: TreatmentPlan, flops: dict[str, int], guesses: Sequence[str]
@@ -163,7 +211,14 @@ class _Search:
 
     # -- running them
 
-    def _prove(self, kind: Kind, what: str, plan: TreatmentPlan, flops: float | None) -> bool:
+    def _prove(
+        self,
+        kind: Kind,
+        what: str,
+        plan: TreatmentPlan,
+        flops: float | None,
+        minimal: Callable[[], bool | None] = lambda: None,
+    ) -> bool:
         """Whether a whole scan under the plan is clean; the treatment is kept then, else the attempt."""
         self.progress(f"proof: {what}", 1, 1)
         trace, report = self._scan(plan)
@@ -175,13 +230,7 @@ class _Search:
         if why:
             self.tried.append(Attempt(kind, what, why))
             return False
-        minimal = None
-        if plan.fp32:
-            base = replace(plan, loss_scale=None)
-            minimal = is_minimal(
-                plan.fp32, lambda paths: self._holds(replace(base, fp32=tuple(sorted(paths))))
-            )
-        self.treatments.append(Treatment(kind, plan, _proof(trace, report), Cost(flops, None), minimal))
+        self.treatments.append(Treatment(kind, plan, _proof(trace, report), Cost(flops, None), minimal()))
         return True
 
     def _holds(self, plan: TreatmentPlan) -> bool:
@@ -189,16 +238,18 @@ class _Search:
 
     def _fails(self, plan: TreatmentPlan) -> str:
         """What is wrong under the plan; '' where it holds on every batch. Each plan is run once."""
-        plan = replace(plan, fp32=tuple(sorted(plan.fp32)), output=plan.output if plan.fp32 else "fp32")
-        if plan not in self.known:
+        key = plan_text(plan)
+        if key not in self.known:
             if self.trials.runs + self.scans >= self.budget:
                 raise BudgetSpent
-            self.known[plan] = self._scan_fails(plan) if self.by_scan else self._run(plan)
-        return self.known[plan]
+            self.known[key] = self._scan_fails(plan) if self.by_scan else self._run(plan)
+        return self.known[key]
 
     def _run(self, plan: TreatmentPlan) -> str:
         run = treated(self.plan, plan)
         lower = [scale for scale in _LOWER_SCALES if scale < run.loss_scale and run.dtype == "float16"]
+        if plan.loss_scale is not None:
+            lower = []
         self.progress(f"trial {self.trials.runs + 1}", 1, 1)
         for facts, exact in self.trials.run(run, list(self.order), lower):
             why = what_fails(facts, exact, self.workload.forward_only)

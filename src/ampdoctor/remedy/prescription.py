@@ -12,7 +12,7 @@ from ampdoctor.remedy.plan import TreatmentPlan
 
 SCHEMA = "ampdoctor.prescription/1"
 
-Kind = Literal["loss-scale", "fp32", "bf16"]
+Kind = Literal["loss-scale", "fp32", "scale-per-part", "formulation", "bf16", "formats"]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from ampdoctor.facts.words import AUTOCASTS, CASTS_WEIGHTS, Mode, Role
 from ampdoctor.probe.cuda.on_cpu import autocast_kept_off, cuda_autocast_policy, decomposed_rnns
 from ampdoctor.probe.passes.device import tf32_off
 from ampdoctor.probe.passes.isolation import working_copy
+from ampdoctor.probe.passes.scaled_parts import scaled_apart
 from ampdoctor.probe.passes.wide_modules import only_the_model_is_low, run_wide, wide_tensors
-from ampdoctor.probe.plan import Plan, WideModule
+from ampdoctor.probe.plan import Plan, ScaledModule, WideModule
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -35,6 +36,8 @@ class Precision:
     """What of it runs in FP32."""
     wide_loss: bool = False
     """What is outside the model's modules runs in FP32."""
+    scaled_modules: tuple[ScaledModule, ...] = ()
+    """What of its backward runs at a scale of its own."""
     widens_casts: bool = False
     """Tensors that the model itself makes in 16 bits are made in FP32: the reference cannot run otherwise."""
 
@@ -98,6 +101,7 @@ class Precision:
                 if self.device.type == "cpu":
                     stack.enter_context(decomposed_rnns())
             stack.enter_context(run_wide(model, self.wide_modules, self.device, self.dtype))
+            stack.enter_context(scaled_apart(model, self.scaled_modules, self.device))
             if self.wide_loss:
                 stack.enter_context(
                     only_the_model_is_low(model, self.autocast_in_model, self.cast_input, self.wide_modules)
@@ -135,4 +139,5 @@ def candidate(plan: Plan, device: torch.device, loss_scale: float) -> Precision:
         loss_scale,
         plan.wide_modules,
         plan.wide_loss,
+        plan.scaled_modules,
     )

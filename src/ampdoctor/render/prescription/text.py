@@ -73,6 +73,9 @@ def change_words(treatment: Treatment) -> str:
         parts.append("BF16 for all" if plan.dtype == "bfloat16" else f"{plan.dtype} for all")
     elif plan.fp32 or plan.loss_fp32:
         parts.append(_in_fp32(plan, treatment.minimal))
+    parts += [
+        f"{place(path)} at {scale(factor)} times the loss scale" for path, factor in plan.scales.items()
+    ]
     if plan.loss_scale is not None and plan.dtype is None:
         parts.append(f"loss scale {scale(plan.loss_scale)}")
     return ", ".join(parts)
