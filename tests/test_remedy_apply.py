@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ampdoctor
 from ampdoctor.cli.main import run
@@ -63,7 +64,7 @@ def test_it_is_followed_in_a_recomputed_forward() -> None:
     m = model()
     with ampdoctor.apply(m, WO):
         with torch.autocast("cpu", torch.float16):
-            y = torch.utils.checkpoint.checkpoint(m, torch.ones(1, 1), use_reentrant=False)
+            y = checkpoint(m, torch.ones(1, 1), use_reentrant=False)
         y.sum().backward()
     assert float(m[1].weight.grad) == 256.0
     assert float(m[0].weight.grad) == 512.0
