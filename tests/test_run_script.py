@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ampdoctor.cli.main import TAKE_SCRIPTS
 from ampdoctor.cli.main import run as command
 from ampdoctor.schemas.run import run_schema
 from case_runner import scan
@@ -213,12 +214,30 @@ def test_steps_and_ctrl_c_give_the_report_so_far(tmp_path: Path) -> None:
     assert urgent(report) == []
 
 
-def test_a_script_in_a_configs_place_is_told_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+MISTAKEN = (
+    "train.py", "scan train.py", "scan train.py --lr 1", "gate train.py", "gate --trace train.py",
+    "scaler train.py", "prescribe train.py", "grad-histogram train.py", "grad-histogram --trace train.py",
+    "report train.py", "init train.py", "explain train.py", "schema train.py",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", MISTAKEN)
+def test_a_script_in_the_place_of_something_else_is_told_what_to_do(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = written(tmp_path, MODEL)
-    assert command(["scan", str(path)]) == 2
-    assert f"ampdoctor run {path}" in capsys.readouterr().err
+    written(tmp_path, MODEL)
+    monkeypatch.chdir(tmp_path)
+    assert command(line.split()) == 2
+    said = capsys.readouterr().err
+    name = line.split()[0]
+    assert "`ampdoctor run train.py --its --own args`" in said
+    assert (f"`ampdoctor {name} --script train.py -- --its" in said) == (name in TAKE_SCRIPTS)
+    assert said.splitlines()[-1].startswith("error: ")
+
+
+def test_a_config_in_a_scripts_place_is_told_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["run", "ampdoctor.yaml"]) == 2
+    assert "ampdoctor scan ampdoctor.yaml" in capsys.readouterr().err
 
 
 def test_an_optimizer_with_a_closure_is_examined_before_it_moves_anything(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,12 @@ Section = Mapping[str, Any]
 """A section of the config, as a mapping of its keys."""
 
 
-def config_of(title: str, **sections: Any) -> Config:
-    """What a config with these sections asks for; None counts as left out."""
+def config_of(title: str, overrides: Sequence[str] = (), **sections: Any) -> Config:
+    """What a config with these sections and ``key=value`` over them asks for; None counts as left out."""
     # A config names its model and data. Here they are at hand, and these targets are never resolved.
     live = {"model": {"target": "python:model"}, "data": {"target": "python:batch"}}
     given = {name: section for name, section in sections.items() if section is not None}
-    return config_from_values({**live, **given}, title)
+    return config_from_values({**live, **given}, title, overrides)
 
 
 def precision_section(precision: Section | str | torch.dtype | None, **single: Any) -> dict[str, Any]:

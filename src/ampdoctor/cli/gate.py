@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP
+from ampdoctor.cli.workloads import Script, ScriptFile, StepNumber
+from ampdoctor.errors import ConfigError
 
 
 def gate(
+    context: typer.Context,
     configs: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -40,6 +43,11 @@ def gate(
             help=f"{OUTPUT_HELP} {{config}} in its name makes a file per config.",
         ),
     ] = None,
+    script: ScriptFile = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", help="Of a script: stop after so many steps.", min=1)
+    ] = None,
+    step: StepNumber = None,
     plan: Annotated[Path | None, typer.Option(help="Measure under this plan.yaml of `prescribe`.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
@@ -52,5 +60,8 @@ def gate(
     from ampdoctor.cli.gate_run import run_gate
     from ampdoctor.cli.gate_subjects import GateOptions
 
+    named = Script.named(script, context, step)
+    if named is None and steps is not None:
+        raise ConfigError("--steps is of a script", f"--script train.py --steps {steps}")
     options = GateOptions(tuple(set_ or ()), baseline, update_baseline, plan, quiet, debug)
-    run_gate(configs or [], trace or [], options, format_, output or [])
+    run_gate(configs or [], trace or [], options, format_, output or [], named, steps)

@@ -44,12 +44,12 @@ def documents_of(
     return tuple(documents)
 
 
-def emit_gate(reports: Sequence[Report], documents: Sequence[Document]) -> None:
-    """Nothing; the documents are on stdout and in their files."""
+def emit_gate(reports: Sequence[Sequence[Report]], documents: Sequence[Document]) -> None:
+    """Nothing; the documents are on stdout and in their files. ``reports``: those of each subject."""
     from ampdoctor.render import FORMATS, GATE
 
     for document in documents:
-        sink, chosen = document.sink, [reports[i] for i in document.reports]
+        sink, chosen = document.sink, [report for i in document.reports for report in reports[i]]
         options = drawing(sink.file)
         if sink.format in GATE:
             text = GATE[sink.format](chosen, options)
@@ -57,7 +57,7 @@ def emit_gate(reports: Sequence[Report], documents: Sequence[Document]) -> None:
             text = FORMATS[sink.format](chosen[0], options)
         write_document(text, sink.file)
     if any(document.sink.format == "github" for document in documents):
-        append_job_summary(reports, all_layers=False)
+        append_job_summary([report for own in reports for report in own], all_layers=False)
 
 
 def _one_each(sink: Sink, file: Path, names: Sequence[str]) -> list[Document]:

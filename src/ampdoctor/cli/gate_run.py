@@ -10,7 +10,7 @@ from ampdoctor.cli.exits import OK, Stop
 from ampdoctor.cli.failure import say
 from ampdoctor.cli.gate_output import documents_of, emit_gate
 from ampdoctor.cli.gate_subjects import GateOptions, Judged, Subject, judge_all
-from ampdoctor.cli.scan import DEFAULT_CONFIG
+from ampdoctor.cli.workloads import DEFAULT_CONFIG, Script
 from ampdoctor.diagnose.gate_result import EXIT_CODES, FAILED, UNUSABLE
 from ampdoctor.diagnose.wording import count_words, place, source_place
 from ampdoctor.errors import ConfigError
@@ -23,10 +23,14 @@ def run_gate(
     options: GateOptions,
     format_name: str,
     outputs: Sequence[str],
+    script: Script | None = None,
+    steps: int | None = None,
 ) -> None:
     """Nothing where all passed; Stop with the worst exit code otherwise. The documents are written."""
-    subjects = subjects_of(configs, traces)
-    if options.overrides and subjects[0].config is None:
+    subjects = subjects_of(configs, traces, script, steps)
+    if script is not None and options.plan is not None:
+        raise ConfigError("--plan and --script do not go together", "ampdoctor scan takes both")
+    if options.overrides and subjects[0].trace is not None and subjects[0].config is None:
         raise ConfigError("--set changes a config, and there is none", "name the one the trace was made with")
     baseline = options.baseline
     if baseline is not None and read_baseline(baseline) is None and not options.update:
@@ -35,12 +39,20 @@ def run_gate(
     judged = judge_all(subjects, options)
     if options.update:
         _write(judged)
-    emit_gate([one.report for one in judged], documents)
+    emit_gate([[one.report for one in judged if one.subject is subject] for subject in subjects], documents)
     _stop(judged)
 
 
-def subjects_of(configs: Sequence[Path], traces: Sequence[Path]) -> list[Subject]:
-    """What there is to judge, each once. Raises ConfigError for nothing, or several configs with traces."""
+def subjects_of(
+    configs: Sequence[Path], traces: Sequence[Path], script: Script | None, steps: int | None
+) -> list[Subject]:
+    """What there is to judge, each once. Raises ConfigError for nothing, or what goes not together."""
+    if script is not None:
+        if configs or traces:
+            raise ConfigError(
+                "--script goes with no config and no trace", "limits: --set limits.headroom_bits=2"
+            )
+        return [Subject(None, None, script, steps)]
     if traces:
         if len(configs) > 1:
             raise ConfigError("--trace goes with one config, for its limits, or with none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from ampdoctor.cli.baselines import (
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.failure import bug_words, exit_words, explain_details, reason_of
 from ampdoctor.cli.repository import path_from_here
+from ampdoctor.cli.workloads import Script
 from ampdoctor.diagnose.gate_result import EXIT_CODES, NOT_MEASURED
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
@@ -33,15 +34,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing to judge: a config to scan, or a trace, with a config for its limits or without."""
+    """One thing to judge: a config to scan, a trace with a config for its limits or without, a script."""
 
     config: Path | None
     trace: Path | None
+    script: Script | None = None
+    steps: int | None = None
+    """Of the script: stop after so many."""
 
     @property
     def name(self) -> str:
         """As the user named it."""
-        return str(self.trace or self.config)
+        return str(self.trace or self.config) if self.script is None else self.script.program.target
 
 
 @dataclass(frozen=True)
@@ -85,26 +89,27 @@ def judge_all(subjects: Sequence[Subject], options: GateOptions) -> list[Judged]
         if any(one.report.interrupted for one in judged):
             judged.append(_not_judged(subject, NOT_MEASURED, "The gate was interrupted before it."))
         else:
-            judged.append(_judge_safely(subject, options, several=len(subjects) > 1))
+            judged += _judge_safely(subject, options, several=len(subjects) > 1)
     return judged
 
 
-def _judge_safely(subject: Subject, options: GateOptions, several: bool) -> Judged:
+def _judge_safely(subject: Subject, options: GateOptions, several: bool) -> list[Judged]:
     """The subject judged; whatever it raises becomes a report that says so."""
     try:
         return _judge(subject, options)
     except AmpDoctorError as error:
         explain_details(error, options.debug, subject.name if several else "")
         status = next(status for status, code in EXIT_CODES.items() if code == error.exit_code)
-        return _not_judged(subject, status, reason_of(error))
+        return [_not_judged(subject, status, reason_of(error))]
     except SystemExit as error:
-        return _not_judged(subject, NOT_MEASURED, exit_words(error))
+        return [_not_judged(subject, NOT_MEASURED, exit_words(error))]
     except Exception as error:
         explain_details(error, options.debug, subject.name if several else "")
-        return _not_judged(subject, NOT_MEASURED, bug_words(error))
+        return [_not_judged(subject, NOT_MEASURED, bug_words(error))]
 
 
-def _judge(subject: Subject, options: GateOptions) -> Judged:
+def _judge(subject: Subject, options: GateOptions) -> list[Judged]:
+    """Each report on the subject, judged; a script has one for each loss that was examined."""
     from ampdoctor.api.request import gate_rules_of, policy_of
     from ampdoctor.diagnose.engine import diagnose
 
@@ -114,31 +119,58 @@ def _judge(subject: Subject, options: GateOptions) -> Judged:
         from ampdoctor.config import load_config
 
         settings = load_config(subject.config, options.overrides)
-        rules, policy = gate_rules_of(settings), policy_of(settings, today())
         baseline = options.baseline or settings.path(settings.gate.baseline)
-    sections = read_baseline(baseline)
+    elif subject.script is not None:
+        from ampdoctor.api.settings import config_of
+
+        settings = config_of(subject.name, options.overrides)
+    if settings is not None:
+        rules, policy = gate_rules_of(settings), policy_of(settings, today())
+    judge = _Judge(subject, options, rules, baseline, read_baseline(baseline))
     if options.update:
         check_baseline_writable(baseline)
+    if subject.script is not None:
+        from ampdoctor.cli.gate_script import script_reports
+
+        reports = script_reports(subject.script, subject.steps, options.overrides, policy)
+        return [judge(report) for report in reports]
     if subject.trace is not None:
         from ampdoctor.cli.report import read_saved
 
         trace = read_saved(subject.trace)
     else:
-        from ampdoctor.cli.scan import run_probe
+        from ampdoctor.cli.workloads import run_probe
 
-        assert settings is not None  # a subject has a config or a trace
-        trace = run_probe(settings, options.quiet, options.plan)
-    report = diagnose(trace, policy, path_from_here(subject.config.absolute()) if subject.config else "")
-    section = section_of(subject.config, trace.environment.title, baseline)
-    shown = path_from_here(baseline.absolute())
-    if options.update and not report.interrupted and report.verdict != "not-measured":
-        known = known_of(report, rules, broken_limits(report, rules))
-        return Judged(subject, evaluate(report, rules, known, shown), baseline, section, known)
-    known_here = None if sections is None or options.update else sections.get(section)
-    judged = evaluate(report, rules, known_here, shown)
-    if sections is not None and known_here is None and not options.update:
-        judged = _with_note(judged, f"{shown} has no section for {section}: everything counts as new.")
-    return Judged(subject, judged)
+        assert settings is not None  # a subject has a config, a trace or a script
+        trace, _ = run_probe(settings, options.quiet, options.plan)
+    return [
+        judge(diagnose(trace, policy, path_from_here(subject.config.absolute()) if subject.config else ""))
+    ]
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Judges a report on the subject by its rules, next to its baseline."""
+
+    subject: Subject
+    options: GateOptions
+    rules: GateRules
+    baseline: Path
+    sections: Mapping[str, Known] | None
+
+    def __call__(self, report: Report) -> Judged:
+        section = section_of(self.subject.config, report.environment.title, self.baseline)
+        shown = path_from_here(self.baseline.absolute())
+        update = self.options.update
+        if update and not report.interrupted and report.verdict != "not-measured":
+            known = known_of(report, self.rules, broken_limits(report, self.rules))
+            judged = evaluate(report, self.rules, known, shown)
+            return Judged(self.subject, judged, self.baseline, section, known)
+        known_here = None if self.sections is None or update else self.sections.get(section)
+        judged = evaluate(report, self.rules, known_here, shown)
+        if self.sections is not None and known_here is None and not update:
+            judged = _with_note(judged, f"{shown} has no section for {section}: everything counts as new.")
+        return Judged(self.subject, judged)
 
 
 def _not_judged(subject: Subject, status: GateStatus, reason: str) -> Judged:

@@ -17,7 +17,15 @@ from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document, write_file
 from ampdoctor.cli.report import read_saved
 from ampdoctor.cli.scale_option import scale_named
-from ampdoctor.cli.scan import read_settings, run_probe
+from ampdoctor.cli.workloads import (
+    Backward,
+    Script,
+    ScriptFile,
+    StepNumber,
+    Targets,
+    run_probe,
+    source_of,
+)
 from ampdoctor.errors import ConfigError, ProbeError
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.trace import Trace
@@ -38,13 +46,12 @@ if TYPE_CHECKING:
     from ampdoctor.render.gradients import Page
 
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-Targets = tuple[str | None, str | None, str | None]
-"""--model, --data and --loss."""
 _LARGEST_SCALE = 64
 """Exponent of the largest scale that --scale takes, and of its inverse: far past any that is of use."""
 
 
 def grad_histogram(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
@@ -55,6 +62,9 @@ def grad_histogram(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
     ] = None,
+    script: ScriptFile = None,
+    step: StepNumber = None,
+    backward: Backward = None,
     trace: Annotated[
         Path | None, typer.Option(help="Read a trace that `ampdoctor scan --save` wrote; run nothing.")
     ] = None,
@@ -97,9 +107,17 @@ def grad_histogram(
         check_writable(path, option)
     _check_matplotlib("--png" if png else "--svg" if svg else "")
     targets = model, data, loss
-    settings = _settings(config, trace, targets, set_ or [])
-    seen = run_probe(_with_loss(settings), quiet) if trace is None else read_saved(trace)
-    source = _arguments(config, trace, targets, set_ or [])
+    named = Script.named(script, context, step, backward)
+    if trace is not None and named is not None:
+        raise ConfigError("--trace runs nothing: --script has no use next to it")
+    settings: Config | None
+    if trace is None:
+        seen, settings = run_probe(_with_loss(source_of(config, targets, set_ or [], named)), quiet)
+    else:
+        settings = _settings(config, targets, set_ or [])
+        seen = read_saved(trace)
+    source = _arguments(config, trace, targets, set_ or [], named)
+    rest = "" if named is None else named.rest
 
     from ampdoctor.diagnose.engine import diagnose
 
@@ -109,7 +127,7 @@ def grad_histogram(
         wanted = seen.environment.loss_scale
     view = view_gradients(seen, round(math.log2(wanted)), fmt, selection)
     if view is None:
-        raise _nothing_to_show(seen, report, selection, _scan_command(source, trace))
+        raise _nothing_to_show(seen, report, selection, _scan_command(source, trace, rest))
 
     from ampdoctor.render.gradients import Page
 
@@ -122,7 +140,8 @@ def grad_histogram(
         underflow_limit=policy.gradient_underflow,
         margin_bits=policy.scale_margin_bits,
         again=" ".join(["ampdoctor grad-histogram", *source, *_view_arguments(selection, dtype)]),
-        scan=_scan_command(source, trace),
+        scan=_scan_command(source, trace, rest),
+        rest=rest,
         types={m.path: m.type for m in seen.modules},
     )
     write_document(GRADIENTS[format_](page, drawing(output)), output)
@@ -165,24 +184,23 @@ def _check_matplotlib(option: str) -> None:
         )
 
 
-def _settings(
-    config: Path | None, trace: Path | None, targets: Targets, overrides: list[str]
-) -> Config | None:
-    """The config; None for a saved trace that comes without one."""
-    if trace is None:
-        return read_settings(config, *targets, overrides)
+def _settings(config: Path | None, targets: Targets, overrides: list[str]) -> Config | None:
+    """The config next to a saved trace, for its limits; None where there is none."""
     if any(targets):
         raise ConfigError("--trace runs nothing: --model, --data and --loss have no use next to it")
     if config is None and overrides:
         raise ConfigError("--set has no use next to --trace", hint="name a config to take its limits")
-    return None if config is None else read_settings(config, None, None, None, overrides)
+    if config is None:
+        return None
+    found = source_of(config, (None, None, None), overrides)
+    assert not isinstance(found, Script)
+    return found
 
 
-def _with_loss(settings: Config | None) -> Config:
-    assert settings is not None  # without a saved trace there is a config
-    if settings.loss == "none":
+def _with_loss(source: Config | Script) -> Config | Script:
+    if not isinstance(source, Script) and source.loss == "none":
         raise ConfigError("loss: none leaves no gradients", hint="name a loss: {target: file.py:name}")
-    return settings
+    return source
 
 
 def _policy(settings: Config | None) -> Policy:
@@ -199,10 +217,15 @@ def _policy(settings: Config | None) -> Policy:
 
 
 def _arguments(
-    config: Path | None, trace: Path | None, targets: Targets, overrides: Sequence[str]
+    config: Path | None,
+    trace: Path | None,
+    targets: Targets,
+    overrides: Sequence[str],
+    script: Script | None,
 ) -> list[str]:
-    """The arguments that name what was examined."""
-    named = [] if config is None else [shlex.quote(str(config))]
+    """The arguments that name what was examined, but for a script's own: those come last."""
+    named = [] if script is None else [script.options]
+    named += [] if config is None else [shlex.quote(str(config))]
     named += [] if trace is None else [f"--trace {shlex.quote(str(trace))}"]
     named += [
         f"--{name} {shlex.quote(value)}"
@@ -218,11 +241,11 @@ def _view_arguments(selection: Selection, dtype: str | None) -> list[str]:
     return [*kind, *layers, *([] if dtype is None else [f"--dtype {dtype}"])]
 
 
-def _scan_command(source: Sequence[str], trace: Path | None) -> str:
+def _scan_command(source: Sequence[str], trace: Path | None, rest: str) -> str:
     """The command that diagnoses the same."""
     if trace is not None:
         return f"ampdoctor report {shlex.quote(str(trace))}"
-    return " ".join(["ampdoctor scan", *source])
+    return " ".join(["ampdoctor scan", *source]) + rest
 
 
 # ---------------------------------------------------------------- when there is nothing to draw

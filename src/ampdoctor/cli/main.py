@@ -13,7 +13,7 @@ import typer
 from ampdoctor.cli import explain, gate, grad_histogram, init, prescribe, report, scaler, scan, schema
 from ampdoctor.cli import run as run_command
 from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
-from ampdoctor.cli.failure import bare_words, exit_words, explain_error, fail, own_bug
+from ampdoctor.cli.failure import bare_words, exit_words, explain_error, fail, own_bug, say
 from ampdoctor.errors import AmpDoctorError
 from ampdoctor.version import VERSION
 
@@ -64,12 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line, its output and its errors written."""
-    debug = "--debug" in arguments
+    words, of_script = _split(arguments)
+    debug = "--debug" in words
     try:
-        ended = app(args=list(arguments) or ["--help"], prog_name="ampdoctor", standalone_mode=False)
+        ended = app(args=words or ["--help"], obj=of_script, prog_name="ampdoctor", standalone_mode=False)
     except Stop as stop:
+        if stop.code == USAGE:
+            _say_of_script(words)
         return fail(stop.reason, stop.code)
     except AmpDoctorError as error:
+        if error.exit_code == USAGE:
+            _say_of_script(words)
         return explain_error(error, debug)
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
@@ -77,6 +82,7 @@ def run(arguments: Sequence[str]) -> int:
         return fail(f"error: {exit_words(exit_)}", FAILED)
     except Exception as error:
         if isinstance(error, _USAGE_ERROR):
+            _say_of_script(words)
             return fail(f"error: {error.format_message()}", USAGE)
         return own_bug(error, debug)
     except BaseException as error:  # asyncio.CancelledError and the like, of the scanned code
@@ -85,6 +91,30 @@ def run(arguments: Sequence[str]) -> int:
         return _interrupted()
     return ended if isinstance(ended, int) else OK
 
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The command line, and what a script that ``--script`` names gets: all that comes after ``--``."""
+    words = list(arguments)
+    named = any(word.partition("=")[0] == "--script" for word in words)
+    if not named or "--" not in words or words[0] == "run":
+        return words, ()
+    at = words.index("--")
+    return words[:at], tuple(words[at + 1 :])
+
+
+def _say_of_script(words: Sequence[str]) -> None:
+    """Nothing; where a script stands in the place of something else, how it is named right is on stderr."""
+    at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    if at is None or words[0] == "run" or "--script" in words[max(at - 1, 0)] + words[at]:
+        return
+    line = f"hint: a training script is examined with `ampdoctor run {words[at]} --its --own args`"
+    if words[0] in TAKE_SCRIPTS:
+        line += f", or with `ampdoctor {words[0]} --script {words[at]} -- --its --own args`"
+    say(line)
+
+
+TAKE_SCRIPTS = ("scan", "gate", "scaler", "prescribe", "grad-histogram")
+"""Commands that take a script in a config's place."""
 
 _CTRL_C = 130
 """What newer typers give back for a KeyboardInterrupt; older ones raise Abort."""

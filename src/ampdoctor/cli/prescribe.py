@@ -10,12 +10,13 @@ import typer
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document, write_file
 from ampdoctor.cli.progress import progress_bar
-from ampdoctor.cli.scan import read_settings
 from ampdoctor.cli.user_output import user_output_to_stderr
+from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, opened, source_of
 from ampdoctor.errors import ConfigError
 
 
 def prescribe(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
@@ -23,6 +24,9 @@ def prescribe(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
     ] = None,
+    script: ScriptFile = None,
+    step: StepNumber = None,
+    backward: Backward = None,
     budget: Annotated[int, typer.Option(help="Passes that the search may take.", min=1)] = 200,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
     output: Annotated[
@@ -47,17 +51,15 @@ def prescribe(
     check_writable(save, "--save")
     if show not in (None, "code"):
         raise ConfigError(f"--show {show}: there is only code to show", hint="--show code")
-    settings = read_settings(config, None, None, None, set_ or [])
+    named = Script.named(script, context, step, backward)
+    source = source_of(config, (None, None, None), set_ or [], named)
     with user_output_to_stderr(), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
         from ampdoctor.api.request import plan_of, policy_of
-        from ampdoctor.load import load
-        from ampdoctor.probe.cuda.on_cpu import requested_autocast
         from ampdoctor.remedy.prescribe import prescribe as search
 
-        with requested_autocast():
-            workload = load(settings)
-        found = search(workload, plan_of(settings), policy_of(settings, today()), budget, progress)
+        with opened(source) as (workload, settings):
+            found = search(workload, plan_of(settings), policy_of(settings, today()), budget, progress)
     best = found.treatments[0] if found.treatments else None
     if save is not None and best is not None:
         write_file(plan_text(best.plan).encode(), save)

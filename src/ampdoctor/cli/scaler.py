@@ -14,8 +14,8 @@ from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document
 from ampdoctor.cli.progress import progress_bar
 from ampdoctor.cli.scale_option import scale_named
-from ampdoctor.cli.scan import read_settings
 from ampdoctor.cli.user_output import user_output_to_stderr
+from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, opened, source_of
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, static
 from ampdoctor.facts.training import ScalerRun, ScalerSettings
@@ -32,6 +32,7 @@ _TORCH = POLICIES["torch"]
 
 
 def scaler(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
@@ -58,6 +59,9 @@ def scaler(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
     ] = None,
+    script: ScriptFile = None,
+    step: StepNumber = None,
+    backward: Backward = None,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the report to this file.")
@@ -78,20 +82,17 @@ def scaler(
     first_scale = scale_named(init_scale)
     if not (math.isfinite(first_scale) and first_scale > 0):
         raise ConfigError(f"--init-scale {init_scale}: a loss scale is a number above 0, 1024 or 2^10")
-    settings = read_settings(config, None, None, None, set_ or [])
-    if settings.loss == "none":
-        raise ConfigError(
-            "loss: none leaves nothing to train with", hint="name a loss: {target: file.py:name}"
-        )
-    if settings.optimizer is None:
-        raise _NEEDS_OPTIMIZER
+    named = Script.named(script, context, step, backward)
+    source = source_of(config, (None, None, None), set_ or [], named)
+    if not isinstance(source, Script):
+        _check_trains(source)
     setup = ScalerSettings(
         first_scale,
         _TORCH.growth_factor,
         _TORCH.backoff_factor,
         growth_interval or _TORCH.growth_interval or 0,
     )
-    run = _train(settings, setup, steps, quiet)
+    run = _train(source, setup, steps, quiet)
 
     from ampdoctor.diagnose.scaler import judge_scaler
 
@@ -130,15 +131,27 @@ def _scale(name: str) -> float:
     return value
 
 
-def _train(settings: Config, setup: ScalerSettings, steps: int, quiet: bool) -> ScalerRun:
-    """The run that the config describes. The user's prints go to stderr: stdout is the document."""
+def _check_trains(settings: Config) -> None:
+    """Nothing; ConfigError for a config without a loss or an optimizer."""
+    if settings.loss == "none":
+        raise ConfigError(
+            "loss: none leaves nothing to train with", hint="name a loss: {target: file.py:name}"
+        )
+    if settings.optimizer is None:
+        raise _NEEDS_OPTIMIZER
+
+
+def _train(source: Config | Script, setup: ScalerSettings, steps: int, quiet: bool) -> ScalerRun:
+    """The run of what is examined. The user's prints go to stderr: stdout is the document."""
     with user_output_to_stderr(), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
         from ampdoctor.api.request import plan_of
-        from ampdoctor.load import load
-        from ampdoctor.probe.cuda.on_cpu import requested_autocast
         from ampdoctor.probe.train import train
 
-        with requested_autocast():
-            workload = load(settings)
-        return train(workload, plan_of(settings), setup, steps, progress)
+        with opened(source) as (workload, settings):
+            if workload.build_optimizer is None:
+                raise ConfigError(
+                    "this step's optimizer works with a closure: there is no step of it to repeat",
+                    hint="GradScaler does not step such optimizers either",
+                )
+            return train(workload, plan_of(settings), setup, steps, progress)

@@ -27,8 +27,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     if path.suffix == ".py":
         raise ConfigError(
             f"{path} is a Python script, not a config",
-            f"a training script is examined with `ampdoctor run {path}`; a model in it with "
-            f"`--model {path}:build_model --data {path}:build_batch`",
+            f"a model in it is scanned with `--model {path}:build_model --data {path}:build_batch`",
         )
     return parse_config(_read(path), path, overrides)
 
@@ -67,9 +66,11 @@ def config_from_options(
     return _checked(document).located(Path.cwd(), "")
 
 
-def config_from_values(values: Mapping[str, Any], title: str) -> Config:
+def config_from_values(values: Mapping[str, Any], title: str, overrides: Sequence[str] = ()) -> Config:
     """The config that Python code gives as plain values, called ``title`` in a report; paths start here."""
-    return _checked(Document("", dict(values)), "the call", "").located(Path.cwd(), title)
+    document = Document("", dict(values))
+    override(document, overrides)
+    return _checked(document, "the command line" if overrides else "the call", "").located(Path.cwd(), title)
 
 
 def _checked(document: Document, subject: str = "the command line", hint: str = OPTIONS_HINT) -> Config:

@@ -33,8 +33,11 @@ class Listener(Protocol):
     def backward(self, root: Tensor, scaler: Any) -> None:
         """Backward is about to begin from ``root``, which ``scaler`` has scaled (None: nobody)."""
 
-    def optimizer_turn(self, draft: Draft, skipped: bool) -> None:
-        """An optimizer is about to move the weights, or (``skipped``) its scaler has kept it from it."""
+    def optimizer_turn(self, draft: Draft, skipped: bool, optimizer: Any) -> None:
+        """An optimizer is about to move the weights, or (``skipped``) its scaler has kept it from it.
+
+        None for one with a closure: it has been called already.
+        """
 
 
 class Around:
@@ -66,13 +69,22 @@ class Around:
         """Nothing is to be recorded now."""
         return self.busy or self.elsewhere
 
-    def take_turn(self, draft: Draft) -> None:
+    def tell_turn(self, draft: Draft, skipped: bool, optimizer: Any) -> None:
+        """Nothing; the listener knows of the turn. Whatever it calls meanwhile is no event."""
+        outer, self.scaler_step = self.scaler_step, None
+        try:
+            with self.aside():
+                self.listener.optimizer_turn(draft, skipped, optimizer)
+        finally:
+            self.scaler_step = outer
+
+    def take_turn(self, draft: Draft, optimizer: Any = None) -> None:
         """Nothing; an optimizer is about to apply its gradients, without a scaler."""
         figures = self.recorder.figures[-1]
         figures.norm = draft["norm"]
         figures.norm_is_scaled = bool(draft["gradients"].get("scaled"))
         self.recorder.attempted(draft)
-        self.listener.optimizer_turn(draft, False)
+        self.tell_turn(draft, False, optimizer)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -21,8 +21,13 @@ class OptimizerCalls:
 
     # -- optimizers and schedulers
 
+    @property
+    def _not_the_scripts(self) -> bool:
+        """This step is taken in another process, or by whoever examines one."""
+        return self.around.elsewhere or (self.around.busy and self.around.scaler_step is None)
+
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.around.elsewhere or (self.around.busy and self.around.scaler_step is None):
+        if self._not_the_scripts:
             return
         recorder = self.recorder
         with self.around.aside():
@@ -43,13 +48,13 @@ class OptimizerCalls:
                 self.around.turn_after_backward = draft
                 return
             if inside is None:
-                self.around.take_turn(draft)
+                self.around.take_turn(draft, optimizer)
             elif not getattr(optimizer, "found_inf", False):
-                self.listener.optimizer_turn(draft, False)
+                self.around.tell_turn(draft, False, optimizer)
         self.around.mode.muted = True
 
     def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.around.elsewhere:
+        if not self._not_the_scripts:
             self.around.mode.muted = False
             self.around.turn_after_backward = None
             self.recorder.book.kept(parameters_of(optimizer))

@@ -116,7 +116,7 @@ class ScalerCalls:
                 if not moved or getattr(optimizer, "_step_supports_amp_scaling", False):
                     skipped = draft["skipped"] is not None and bool(draft["skipped"])
                     if skipped:
-                        self.listener.optimizer_turn(draft, True)
+                        self.around.tell_turn(draft, True, optimizer)
             return result
 
         return step

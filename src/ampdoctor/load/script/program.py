@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import runpy
 import sys
 import traceback
@@ -49,7 +50,7 @@ class Ended:
 def run_program(program: Program) -> Ended:
     """How the program ended; whatever it raised is in words, without frames of ours."""
     hook = sys.excepthook
-    with _as_main(program):
+    with as_main(program):
         try:
             if program.is_module:
                 runpy.run_module(program.target, run_name="__main__", alter_sys=True)
@@ -76,6 +77,8 @@ def check_program(program: Program) -> None:
     path = Path(program.target)
     if path.is_dir():
         raise ConfigError(f"{program.target} is a directory", "name the script in it, or run it with -m")
+    if path.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"{program.target} is no script", f"a config is scanned: ampdoctor scan {path}")
     if not path.is_file():
         raise ConfigError(f"there is no script {program.target}", f"in {Path.cwd()}")
 
@@ -90,8 +93,13 @@ def _run_file(target: str) -> None:
 
 
 @contextmanager
-def _as_main(program: Program) -> Iterator[None]:
+def as_main(program: Program) -> Iterator[None]:
+    """Inside, arguments, import path and ``__main__`` are the program's; the folder is afterwards as before.
+
+    Open around a program that was stopped, what it holds can still be called, and import.
+    """
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
+    here = Path.cwd()
     folder = str(Path.cwd()) if program.is_module else str(Path(program.target).resolve().parent)
     sys.argv = [program.target, *program.arguments]
     sys.path[0:1] = [folder]
@@ -101,6 +109,7 @@ def _as_main(program: Program) -> Iterator[None]:
         sys.argv = argv
         sys.path[:] = path
         sys.modules["__main__"] = main
+        os.chdir(here)
 
 
 def _exited(exit_: SystemExit) -> Ended:

@@ -31,6 +31,8 @@ class Page:
     """The command that diagnoses the same model."""
     types: Mapping[str, str]
     """Module path -> class."""
+    rest: str = ""
+    """What comes behind those options: `` -- `` and a script's own arguments."""
 
     @property
     def is_as_run(self) -> bool:

@@ -212,16 +212,16 @@ def commands(page: Page) -> Iterator[tuple[str, str]]:
         return
     if better is None:
         if view.is_recorded_format and _format(page) == "FP16":
-            yield f"{page.again} --dtype bfloat16", "BF16 reaches further"
+            yield f"{page.again} --dtype bfloat16{page.rest}", "BF16 reaches further"
         if page.is_as_run:
             yield page.scan, "which layer is in the way"
     if page.sweep:
         shown = better if better is not None else view.exponent
-        yield f"{page.again} --scale {power(shown)}", "one scale"
+        yield f"{page.again} --scale {power(shown)}{page.rest}", "one scale"
         return
     if better is not None and not page.works:
-        yield f"{page.again} --scale {power(better)}", "that scale"
-    yield f"{page.again} --sweep", "every scale"
+        yield f"{page.again} --scale {power(better)}{page.rest}", "that scale"
+    yield f"{page.again} --sweep{page.rest}", "every scale"
 
 
 def _proof(page: Page) -> str:

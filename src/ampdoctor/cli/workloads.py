@@ -1,0 +1,155 @@
+"""What the commands examine: what a config describes, or a step of a training script in its place."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ampdoctor.cli.progress import progress_bar
+from ampdoctor.cli.user_output import user_output_to_stderr
+from ampdoctor.errors import ConfigError
+from ampdoctor.facts.trace import Trace
+
+if TYPE_CHECKING:
+    from ampdoctor.config import Config
+    from ampdoctor.load.script.program import Program
+    from ampdoctor.load.workload import Workload
+
+DEFAULT_CONFIG = Path("ampdoctor.yaml")
+Targets = tuple[str | None, str | None, str | None]
+"""--model, --data and --loss."""
+
+ScriptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--script", metavar="FILE", help="A training script in the config's place; its arguments after --."
+    ),
+]
+StepNumber = Annotated[
+    int | None, typer.Option("--step", help="Of a script: the step to take, from 0.", min=0)
+]
+Backward = Annotated[
+    int | None, typer.Option("--backward", metavar="LINE", help="Of a step with several: its line.", min=1)
+]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script in a config's place."""
+
+    program: Program
+    step: int | None = None
+    """None: the first complete one."""
+    line: int | None = None
+    """Of the backward, where a step has several."""
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> str:
+        """The options that name it, on a command line."""
+        step = "" if self.step is None else f" --step {self.step}"
+        line = "" if self.line is None else f" --backward {self.line}"
+        return f"--script {shlex.quote(self.program.target)}{step}{line}"
+
+    @property
+    def rest(self) -> str:
+        """The end of such a command line: `` -- `` and the script's own arguments; '' without any."""
+        return f" -- {shlex.join(self.program.arguments)}" if self.program.arguments else ""
+
+    @staticmethod
+    def named(
+        file: Path | None, context: typer.Context, step: int | None = None, line: int | None = None
+    ) -> Script | None:
+        """What ``--script`` and the words after ``--`` name; None without it. ConfigError for no script."""
+        if file is None:
+            for option, value in (("--step", step), ("--backward", line)):
+                if value is not None:
+                    raise ConfigError(f"{option} is of a script", f"--script train.py {option} {value}")
+            return None
+        from ampdoctor.load.script.program import Program, check_program
+
+        program = Program(str(file), tuple(context.obj or ()))
+        check_program(program)
+        return Script(program, step, line)
+
+
+def source_of(
+    config: Path | None, targets: Targets, overrides: Sequence[str], script: Script | None = None
+) -> Config | Script:
+    """What to examine: a config from a file or from the options, or a script.
+
+    Raises ConfigError where none or several are given.
+    """
+    model, data, loss = targets
+    given = [f"--{name}" for name, value in (("model", model), ("data", data), ("loss", loss)) if value]
+    if script is not None:
+        other = given[0] if given else None if config is None else str(config)
+        if other is not None:
+            raise ConfigError(
+                f"--script and {other} do not go together",
+                hint="change what the script does: --set precision.dtype=bfloat16",
+            )
+        return replace(script, overrides=tuple(overrides))
+    if config is not None and given:
+        raise ConfigError(
+            f"{given[0]} and a config do not go together",
+            hint=f"change the config's own key: --set {given[0][2:]}.target=file.py:name",
+        )
+    if config is None and not given and DEFAULT_CONFIG.is_file():
+        config = DEFAULT_CONFIG
+    if config is None and not given:
+        raise ConfigError(
+            "nothing to scan: name a config, or a model and its data",
+            hint="ampdoctor scan --model model.py:build_model --data model.py:build_batch, "
+            "--script train.py, or `ampdoctor init` to write a config",
+        )
+
+    from ampdoctor.config import config_from_options, load_config
+
+    if config is not None:
+        return load_config(config, overrides)
+    return config_from_options(model=model, data=data, loss=loss, overrides=overrides)
+
+
+@contextmanager
+def opened(source: Config | Script) -> Iterator[tuple[Workload, Config]]:
+    """What to examine, loaded, and the config that says how; a script's is made of what it does itself."""
+    if isinstance(source, Script):
+        from ampdoctor.api.script_load import scripted
+
+        with scripted(source.program, source.step, source.line, source.overrides) as found:
+            yield found
+        return
+    from ampdoctor.load import load
+    from ampdoctor.probe.cuda.on_cpu import requested_autocast
+
+    with requested_autocast():
+        workload = load(source)
+    yield workload, source
+
+
+def run_probe(source: Config | Script, quiet: bool, plan: Path | None = None) -> tuple[Trace, Config]:
+    """The trace of what is examined, under the plan in this file where one is named; and its config.
+
+    The user's prints go to stderr: stdout is the document.
+    """
+    from ampdoctor.remedy.plan import TreatmentPlan, check_paths
+    from ampdoctor.remedy.plan_file import read_plan
+
+    treatment = TreatmentPlan() if plan is None else read_plan(plan)
+    with user_output_to_stderr(), progress_bar(quiet) as progress:
+        progress("loading", 0, 1)
+        with opened(source) as (workload, settings):
+            from ampdoctor.api.request import plan_of, policy_of
+            from ampdoctor.probe.scan import probe
+            from ampdoctor.remedy.prescribe import treated
+
+            policy_of(settings)  # what is wrong in it is said before the long work
+            check_paths(treatment, (path for path, _ in workload.model.named_modules()))
+            return probe(workload, treated(plan_of(settings), treatment), progress), settings
