@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ampdoctor.cli.main import run
-from ampdoctor.facts.store import read_trace, write_trace
+from ampdoctor.store.traces import read_trace, write_trace
 from ampdoctor.version import VERSION
 from trace_builder import birth, candidate, parameter, reference, trace
 

@@ -13,8 +13,8 @@ import pytest
 from ampdoctor.cli.main import run
 from ampdoctor.cli.output import print_document
 from ampdoctor.cli.repository import path_from_here, repository_root
-from ampdoctor.facts.store import write_trace
 from ampdoctor.render import FORMATS, MANY
+from ampdoctor.store.traces import write_trace
 from trace_builder import birth, candidate, reference, source, trace
 
 

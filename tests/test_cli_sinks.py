@@ -10,7 +10,7 @@ import pytest
 from ampdoctor.cli.main import run
 from ampdoctor.cli.sinks import Sink, sinks_of
 from ampdoctor.errors import ConfigError
-from ampdoctor.facts.store import write_trace
+from ampdoctor.store.traces import write_trace
 from trace_builder import candidate, record, reference, trace
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ampdoctor.cli.main import run
-from ampdoctor.facts.store import write_trace
 from ampdoctor.render import GATE as FORMATS
+from ampdoctor.store.traces import write_trace
 from trace_builder import birth, candidate, environment, parameter, record, reference, trace
 
 MODEL = """\
@@ -365,8 +365,8 @@ def test_a_trace_without_a_config_is_known_by_its_title(
         (["--trace", "sick.json", "--baseline", "no.json"], "there is no baseline no.json"),
         (
             ["--trace", "sick.json", "--baseline", "rules.yaml"],
-            "the baseline rules.yaml cannot be used: it holds no readable JSON "
-            "(Expecting value: line 1 column 1 (char 0))",
+            "the baseline rules.yaml is not a baseline: it holds no readable JSON "
+            "(expected value at line 1 column 1)",
         ),
         (["--trace", "sick.json", "--format", "xml"], "--format xml: no such format"),
         (["a/x.yaml", "b/x.yaml", "-o", "{config}.txt"], "--output {config}.txt: {config} would be x twice"),
@@ -385,7 +385,7 @@ def test_a_damaged_baseline_of_a_config_stops_only_that_config(
 ) -> None:
     (saved / "ampdoctor-baseline.json").write_text("{")
     _, last = gate(capsys, "--trace", "clean.json", code=2)
-    assert last.startswith("error: clean.json: the baseline ampdoctor-baseline.json cannot be used: ")
+    assert last.startswith("error: clean.json: the baseline ampdoctor-baseline.json is ")
     assert (saved / "ampdoctor-baseline.json").read_text() == "{"
     gate(capsys, "--trace", "clean.json", "--update-baseline", code=2)
     assert (saved / "ampdoctor-baseline.json").read_text() == "{"

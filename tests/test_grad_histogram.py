@@ -19,7 +19,7 @@ import ampdoctor.probe.scan
 from ampdoctor.cli.grad_histogram import parse_scale
 from ampdoctor.cli.main import run
 from ampdoctor.errors import ConfigError
-from ampdoctor.facts.store import write_trace
+from ampdoctor.store.traces import write_trace
 from trace_builder import birth, candidate, parameter, record, reference, step, trace
 
 # The model of test_gradient_view.py, whose FP16 gradients at loss scale 1 are

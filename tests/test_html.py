@@ -15,9 +15,9 @@ from ampdoctor.cli.main import run
 from ampdoctor.diagnose.gate_result import WaiverState
 from ampdoctor.diagnose.report import Report
 from ampdoctor.facts.excerpt import Excerpt
-from ampdoctor.facts.store import write_trace
 from ampdoctor.render import FORMATS, MANY, Options
 from ampdoctor.render.html import fragment
+from ampdoctor.store.traces import write_trace
 from hostile import NAMES, accepted, clean, failing, many, sick, unchecked, without_source
 from html_reports import gradients, layered, overflow
 from trace_builder import birth, candidate, parameter, reference, source, trace

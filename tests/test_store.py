@@ -11,13 +11,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import PydanticSerializationError
 
 from ampdoctor.facts.histogram import ExponentHistogram
+from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.stats import TensorStats
-from ampdoctor.facts.store import TraceFileError, from_json, read_trace, to_json, write_trace
 from ampdoctor.facts.trace import Trace, ZeroOrigin
+from ampdoctor.store.codec import FileError, from_bytes, to_bytes
+from ampdoctor.store.traces import SCHEMA, read_trace, write_trace
 from trace_builder import bad_tensor, birth, candidate, raised, record, reference, step, trace
+
+
+def read(document: dict[str, object]) -> Trace:
+    """The trace in a file that holds this."""
+    return from_bytes(Trace, json.dumps({"schema": SCHEMA, **document}).encode(), SCHEMA)
 
 
 def rich_trace() -> Trace:
@@ -55,11 +63,27 @@ def test_gz_is_compressed_and_the_same_trace_gives_the_same_bytes(tmp_path: Path
     assert json.loads(gzip.decompress(first.read_bytes()))["schema"] == "ampdoctor.trace/1"
 
 
-def test_non_finite_numbers_are_words_in_the_file() -> None:
-    document = to_json(replace(rich_trace().passes[1], loss=math.nan))
-    assert document["loss"] == "nan"
-    assert document["sites"][0]["stats"]["max"] == "inf"
-    assert json.dumps(document, allow_nan=False)
+def test_non_finite_numbers_are_words_in_the_file(tmp_path: Path) -> None:
+    before = rich_trace()
+    odd = replace(before.passes[1], loss=math.nan)
+    path = tmp_path / "scan.json"
+    write_trace(replace(before, passes=(before.passes[0], odd, before.passes[2])), path)
+    document = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert [p["loss"] for p in document["passes"]] == ["inf", "nan", None]
+    assert document["passes"][1]["sites"][0]["stats"]["max"] == "inf"
+
+
+def test_a_file_has_what_every_json_document_has(tmp_path: Path) -> None:
+    path = tmp_path / "scan.json"
+    write_trace(rich_trace(), path)
+    assert json.loads(path.read_text()) == {"schema": SCHEMA, **to_json(rich_trace())}
+
+
+def test_half_a_character_is_spelled_out(tmp_path: Path) -> None:
+    """A name that no JSON holds: Python reads a file's name that is no UTF-8 so."""
+    path = tmp_path / "scan.json"
+    write_trace(trace(opaque_ops=("a\udc80", "é")), path)
+    assert read_trace(path).opaque_ops == ("a\\udc80", "é")
 
 
 floats = st.floats(allow_nan=False)
@@ -89,24 +113,24 @@ histograms = st.builds(
     )
 )
 def test_any_stats_survive_json(stats: TensorStats) -> None:
-    assert from_json(TensorStats, json.loads(json.dumps(to_json(stats), allow_nan=False))) == stats
+    assert from_bytes(TensorStats, to_bytes(stats, SCHEMA), SCHEMA) == stats
 
 
 def test_nan_survives_json() -> None:
-    stats = from_json(TensorStats, to_json(replace(rich_trace().passes[0].sites[0].stats, max=math.nan)))
-    assert stats.max is not None
-    assert math.isnan(stats.max)
+    stats = replace(rich_trace().passes[0].sites[0].stats, max=math.nan)
+    read_back = from_bytes(TensorStats, to_bytes(stats, SCHEMA), SCHEMA)
+    assert read_back.max is not None
+    assert math.isnan(read_back.max)
 
 
 def test_a_key_from_a_later_minor_version_is_passed_over() -> None:
-    document = to_json(trace()) | {"temperature": 21}
-    assert from_json(Trace, document) == trace()
+    assert read(to_json(trace()) | {"temperature": 21}) == trace()
 
 
 def test_a_missing_key_with_a_default_takes_it() -> None:
     document = to_json(trace())
     del document["interrupted"]
-    assert from_json(Trace, document).interrupted is False
+    assert read(document).interrupted is False
 
 
 @pytest.mark.parametrize(
@@ -114,38 +138,41 @@ def test_a_missing_key_with_a_default_takes_it() -> None:
     [
         (b"", "is not a trace: it holds no readable JSON"),
         (b"{'a'", "is not a trace: it holds no readable JSON"),
-        (b"\x1f\x8b broken", "is not a trace: it holds no readable JSON"),
+        (b"[" * 100_000, "is not a trace: it holds no readable JSON"),
+        (b"\x1f\x8b broken", "is not a trace: it cannot be unpacked"),
         (b"\x89PNG\xff", "is not a trace: it holds no readable JSON"),
         (b"[1, 2]", 'it has no "schema"'),
         (b'{"schema": "ampdoctor.report/1"}', "its \"schema\" is 'ampdoctor.report/1'"),
         (b'{"schema": "ampdoctor.trace/2"}', 'another version ("ampdoctor.trace/2")'),
-        (b'{"schema": "ampdoctor.trace/1"}', "is damaged: bad_tensors is missing"),
+        (b'{"schema": "ampdoctor.trace/1"}', "is damaged: environment is missing"),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(TraceFileError) as caught:
+    with pytest.raises(FileError) as caught:
         read_trace(path)
-    assert str(caught.value).startswith(str(path))
     assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"seconds": "soon"}, "seconds should be a number, not a string"),
-        ({"seconds": True}, "seconds should be a number, not true or false"),
-        ({"seed": 1.5}, "seed should be a whole number, not a number"),
-        ({"births": {}}, "births should be a list, not an object"),
-        ({"environment": None}, "environment should be an object, not null"),
-        ({"interrupted": 1}, "interrupted should be true or false, not a number"),
+        ({"seconds": "soon"}, "seconds should be a number"),
+        ({"seconds": True}, "seconds should be a number"),
+        ({"seed": 1.5}, "seed should be a valid integer"),
+        ({"seed": "5"}, "seed should be a valid integer"),
+        ({"births": {}}, "births should be a valid array"),
+        ({"environment": None}, "environment should be an object"),
+        ({"interrupted": 1}, "interrupted should be a valid boolean"),
+        ({"opaque_ops": [7]}, "opaque_ops[0] should be a valid string"),
     ],
 )
 def test_a_damaged_value_is_named(change: dict[str, object], reason: str) -> None:
-    with pytest.raises(TraceFileError) as caught:
-        from_json(Trace, to_json(trace()) | change)
-    assert str(caught.value) == reason
+    with pytest.raises(FileError) as caught:
+        read(to_json(trace()) | change)
+    assert str(caught.value) == f"is damaged: {reason}"
 
 
 def test_a_value_that_nothing_can_be_reckoned_with_is_damage(tmp_path: Path) -> None:
@@ -154,7 +181,6 @@ def test_a_value_that_nothing_can_be_reckoned_with_is_damage(tmp_path: Path) -> 
     whole = json.loads(path.read_text())
     run_at = whole["environment"]
     for change, reason in (
-        ({"seconds": 10**400}, "seconds should be a number, not one with hundreds of digits"),
         (
             {"environment": {**run_at, "dtype": "float7"}},
             "environment.dtype is 'float7', no known format",
@@ -166,22 +192,23 @@ def test_a_value_that_nothing_can_be_reckoned_with_is_damage(tmp_path: Path) -> 
         ),
     ):
         path.write_text(json.dumps({**whole, **change}))
-        with pytest.raises(TraceFileError) as caught:
+        with pytest.raises(FileError) as caught:
             read_trace(path)
-        assert str(caught.value) == f"{path} is damaged: {reason}"
+        assert str(caught.value) == f"is damaged: {reason}"
 
 
 def test_a_damaged_value_deep_inside_has_its_whole_path() -> None:
     document = to_json(trace())
     document["passes"][1]["sites"][0]["stats"]["histogram"]["counts"] = {"zero": 1}
-    with pytest.raises(TraceFileError) as caught:
-        from_json(Trace, document)
-    assert str(caught.value) == "passes[1].sites[0].stats.histogram.counts has a key that is no int"
+    with pytest.raises(FileError) as caught:
+        read(document)
+    where = "passes[1].sites[0].stats.histogram.counts.zero (the key)"
+    assert str(caught.value).startswith(f"is damaged: {where} should be a valid integer")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "scan.json"
     path.write_text("old")
-    with pytest.raises(TypeError):
+    with pytest.raises(PydanticSerializationError):
         write_trace(replace(trace(), seed=object()), path)  # type: ignore[arg-type]
     assert path.read_text() == "old"

@@ -16,9 +16,9 @@ from ampdoctor.diagnose.gate_result import Accepted, WaiverState
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.waivers import Waiver
-from ampdoctor.facts.store import write_trace
 from ampdoctor.facts.trace import Trace
 from ampdoctor.render import FORMATS, Options
+from ampdoctor.store.traces import write_trace
 from trace_builder import birth, candidate, parameter, record, reference, trace
 
 

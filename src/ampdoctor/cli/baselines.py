@@ -9,21 +9,22 @@ from pathlib import Path
 from ampdoctor.cli.output import check_writable, write_file
 from ampdoctor.errors import ConfigError
 from ampdoctor.gate.baseline import Known
-from ampdoctor.gate.baseline_file import BaselineError, dump, parse
+from ampdoctor.store.baselines import dump, parse
+from ampdoctor.store.codec import FileError
 
 DEFAULT_BASELINE = Path("ampdoctor-baseline.json")
 """Of a trace without a config, in the current folder."""
 
 
-def read_baseline(path: Path) -> dict[str, Known] | None:
+def read_baseline(path: Path) -> Mapping[str, Known] | None:
     """{config: its section}; None where there is no such file. Raises ConfigError for any other file."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (BaselineError, UnicodeDecodeError) as error:
+    except FileError as error:
         hint = "restore it from version control, or delete it and write it anew with --update-baseline"
-        raise ConfigError(f"the baseline {path} cannot be used: {error}", hint) from error
+        raise ConfigError(f"the baseline {path} {error}", hint) from error
     except OSError as error:
         raise ConfigError(f"the baseline {path} cannot be read: {error.strerror or error}") from error
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ampdoctor.cli.repository import repository_root
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.excerpt import read_excerpt
-from ampdoctor.facts.store import write_atomically
+from ampdoctor.store.files import write_atomically
 
 if TYPE_CHECKING:
     from ampdoctor.render import Options

@@ -11,8 +11,9 @@ from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
 from ampdoctor.errors import ConfigError
-from ampdoctor.facts.store import TraceFileError, read_trace
 from ampdoctor.facts.trace import Trace
+from ampdoctor.store.codec import FileError
+from ampdoctor.store.traces import read_trace
 
 
 def report(
@@ -45,8 +46,8 @@ def read_saved(path: Path) -> Trace:
     """The trace in a file. Raises ConfigError where there is none."""
     try:
         return read_trace(path)
-    except TraceFileError as error:
-        raise ConfigError(str(error), hint="`ampdoctor scan --save trace.json` writes one") from error
+    except FileError as error:
+        raise ConfigError(f"{path} {error}", hint="`ampdoctor scan --save trace.json` writes one") from error
     except IsADirectoryError as error:
         raise ConfigError(f"{path} is a directory, not a trace") from error
     except FileNotFoundError as error:

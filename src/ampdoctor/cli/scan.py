@@ -14,8 +14,8 @@ from ampdoctor.cli.repository import path_from_here
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
 from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, run_probe, source_of
 from ampdoctor.errors import ConfigError
-from ampdoctor.facts.store import write_trace
 from ampdoctor.facts.trace import Trace
+from ampdoctor.store.traces import write_trace
 
 
 def scan(

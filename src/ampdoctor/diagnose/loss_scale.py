@@ -7,7 +7,7 @@ from typing import Any
 from ampdoctor.diagnose.outcome import is_healthy, share_lost
 from ampdoctor.diagnose.report import LossScale
 from ampdoctor.diagnose.verdict import Reading
-from ampdoctor.facts.store import to_json
+from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.trace import Trace
 from ampdoctor.scales.powers_of_two import GradientTensor, is_power_of_two
 from ampdoctor.scales.reading import Alternative, ScaleReading, Window

@@ -11,8 +11,8 @@ from ampdoctor.diagnose.gate_result import Accepted, GateResult, WaiverState
 from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.wording import step_words
 from ampdoctor.facts.histogram import ExponentHistogram
+from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.site import Source
-from ampdoctor.facts.store import to_json
 from ampdoctor.facts.trace import Environment, OperandFact, Step, ZeroOrigin
 from ampdoctor.facts.words import Cause, Phase, Severity, Value, Verdict
 

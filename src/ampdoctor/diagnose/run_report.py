@@ -13,7 +13,7 @@ from ampdoctor.diagnose.report import Finding, Report
 from ampdoctor.diagnose.unmeasured import unmeasured
 from ampdoctor.diagnose.wording import count_words
 from ampdoctor.facts.loop import LoopTrace, Moment
-from ampdoctor.facts.store import to_json
+from ampdoctor.facts.plain import to_json
 
 SCHEMA = "ampdoctor.run/1"
 Why = Literal["first complete step", "asked for", "not finite"]

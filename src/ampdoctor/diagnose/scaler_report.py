@@ -8,8 +8,8 @@ from typing import Any
 
 from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.report import Finding
+from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.scaler_policies import Replay
-from ampdoctor.facts.store import to_json
 from ampdoctor.facts.trace import Birth
 from ampdoctor.facts.training import ScalerRun, StepRecord
 

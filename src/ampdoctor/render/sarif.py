@@ -15,8 +15,8 @@ from ampdoctor.diagnose.report import FirstFault, Report
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.wording import place, short_op
+from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.site import Source
-from ampdoctor.facts.store import to_json
 from ampdoctor.render.findings_text import waiver_words
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import Place, place_of, repository_file, subject

@@ -1,4 +1,4 @@
-"""The JSON Schema of what ``facts.store.to_json`` makes of a frozen dataclass, read off its type hints."""
+"""The JSON Schema of what ``facts.plain.to_json`` makes of a frozen dataclass, read off its type hints."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ampdoctor.facts.floats import FloatFormat
-from ampdoctor.facts.store import to_json
+from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.zones import elements_by_zone
 from ampdoctor.render.gradients.page import Page
 from ampdoctor.render.gradients.words import headline, judgement
