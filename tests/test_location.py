@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ampdoctor.probe.watch.location import CALLS_USER_CODE, Line, user_line
+from case_runner import lines_of, scan
 
 
 def function(source: str, module: str, file: str, **names: Any) -> Callable[..., Any]:
@@ -50,3 +54,19 @@ def test_a_file_of_the_users_may_be_called_like_one_of_ours(file: str) -> None:
 def test_a_module_whose_name_only_begins_like_ours_is_the_users() -> None:
     theirs = function("def f():\n    return user_line()", "ampdoctor_models.t5", "/home/me/t5.py")
     assert place(theirs()) == ("/home/me/t5.py", 2)
+
+
+class Passed(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Summed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * x).sum()
+
+
+def test_a_mode_of_the_users_that_every_op_goes_through_is_not_the_line_of_any() -> None:
+    with Passed():
+        trace, _ = scan(Summed(), torch.ones(2, requires_grad=True), lambda m, x: m(x), forward_only=True)
+    assert lines_of(trace, "forward") == {"return (x * x).sum()"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ host_cuda.install(2)
 
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._device import _device_constructors  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from ampdoctor.diagnose.engine import diagnose  # noqa: E402
@@ -100,15 +104,32 @@ def sites(trace: Trace) -> list[Any]:
     ]
 
 
+class MadeOnTheDevice(TorchFunctionMode):
+    """Tensors made without a device being named lie on this one, as under ``torch.set_default_device``, which
+    refuses the seeded draws of a batch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _device_constructors() and not kwargs.keys() & {"device", "generator"}:
+            kwargs = {**kwargs, "device": "cuda"}
+        return func(*args, **kwargs)
+
+
 def case(slug: str, device: str) -> dict[str, Any]:
-    """What is said of a case of tests/cases."""
+    """What is said of a case of tests/cases. On the device its code is what a user of CUDA would write:
+    ``torch.autocast("cuda")``; a name with ``+device`` makes its own tensors there too."""
+    slug, _, on_device = slug.partition("+")
     config = case_config(slug, "cuda")
     precision = config.precision.model_copy(update={"device": device})
-    located = config.model_copy(update={"precision": precision}).located(config.directory, slug)
-    try:
-        return said(run_config(located)[0])
-    except Exception as error:  # said in the parent's words: which case the bench cannot run
-        return {"error": f"{type(error).__name__}: {error}"[:300]}
+    config = config.model_copy(update={"precision": precision})
+    code = (config.directory / "case.py").read_text()
+    made = MadeOnTheDevice() if on_device and device == "cuda" else nullcontext()
+    with tempfile.TemporaryDirectory() as folder, made:
+        (Path(folder) / "case.py").write_text(code.replace('"cpu"', f'"{device}"'))
+        try:
+            return said(run_config(config.located(Path(folder), slug))[0])
+        except Exception as error:  # said in the parent's words: which case the bench cannot run
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
 if __name__ == "__main__":

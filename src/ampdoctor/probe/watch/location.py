@@ -63,20 +63,24 @@ Line = tuple[CodeType, int]
 def user_line(in_backward: bool = False) -> Line | None:
     """The innermost line outside torch, ampdoctor and the standard library; None if there is none.
 
+    A mode's or tensor class's ``__torch_function__`` is passed over for the line that called the op through it.
     With ``in_backward`` only lines that run inside the autograd engine count (a recomputed forward, or the
     backward of the user's own autograd.Function), not the line that called ``backward()``.
     """
     frame: FrameType | None = sys._getframe(1)
+    passed: Line | None = None
     while frame is not None:
-        if _is_user_code(frame):
+        if _is_user_code(frame) and frame.f_code.co_name == "__torch_function__":
+            passed = passed or (frame.f_code, frame.f_lineno)  # every op of the model goes through this line
+        elif _is_user_code(frame):
             return frame.f_code, frame.f_lineno
         if REPLAYS_USER_CODE in frame.f_globals and "replayed_line" in frame.f_code.co_varnames:
             line: Line | None = frame.f_locals["replayed_line"]
             return line
         if _calls_user_code(frame) or (in_backward and _module_of(frame) == _ENGINE):
-            return None
+            return passed
         frame = frame.f_back
-    return None
+    return passed
 
 
 def line_that_makes(made: object) -> Line | None:
