@@ -84,6 +84,25 @@ def test_every_backward_op_of_a_gradient_penalty_has_its_module_and_line(ask: As
     assert sum(site[0] == "backward" for site in answer["cuda"]["sites"]) > 50
 
 
+@pytest.mark.parametrize(
+    "starts", ["cuda_starts_with_the_scan", "cuda_starts_in_a_pass_on_the_host", "cuda_starts_after_the_scan"]
+)
+def test_a_scan_takes_no_draw_from_a_cuda_that_had_not_started(starts: str, ask: Ask) -> None:
+    drawn, expected = ask("scenario", starts)
+    assert drawn == expected
+
+
+def test_the_generators_of_every_device_are_as_they_were(ask: Ask) -> None:
+    assert ask("scenario", "generators_after_a_scan") == [True, True, True]
+
+
+def test_an_op_that_is_run_once_more_draws_from_its_own_generator_and_leaves_it(ask: Ask) -> None:
+    births, (first, *others) = ask("scenario", "draws_of_every_pass")
+    assert births == ["aten::normal_"]
+    assert 0.0 in first and 2.0 in first
+    assert others and all(drawn == first for drawn in others)
+
+
 NOT_HERE = {
     "clean_lstm_packed": "the case leaves its lengths to the device",
     "ctc_target_longer_than_input": "a fused GRU cell of CUDA's own",

@@ -92,6 +92,7 @@ class Call {
   IValue result(const IValue& value) {
     return goes_to_host_ ? value : mapped(value, [this](const Tensor& t) { return to_device(t); });
   }
+  Device device() const { return device_; }
   // out= arguments that the CPU's kernel gave another size, and with it other memory
   void follow_resizes() {
     for (auto& [device, host] : tensors_) {
@@ -133,11 +134,36 @@ class Call {
   bool goes_to_host_ = false;
 };
 
+// The generators that draw on each device when none is named; Python holds them too.
+std::vector<at::Generator>& generators() { static std::vector<at::Generator> made; return made; }
+
+// While it lives, the CPU's own generator draws what the device's does.
+class Drawing {
+ public:
+  Drawing(const c10::OperatorHandle& op, Device device) {
+    if (!op.hasTag(at::Tag::nondeterministic_seeded) || static_cast<size_t>(device.index()) >= generators().size()) return;
+    of_ = generators()[device.index()];
+    before_ = host_.get_state();
+    host_.set_state(of_->get_state());
+  }
+  ~Drawing() {
+    if (!of_) return;
+    of_->set_state(host_.get_state());
+    host_.set_state(before_);
+  }
+
+ private:
+  at::Generator host_ = at::detail::getDefaultCPUGenerator();
+  std::optional<at::Generator> of_;
+  Tensor before_;
+};
+
 // Every op on CUDA tensors: the CPU's kernel on the same memory.
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call call;
   const auto given = op.schema().arguments().size(), made = op.schema().returns().size();
   for (auto i = stack->size() - given; i < stack->size(); ++i) (*stack)[i] = call.argument((*stack)[i]);
+  Drawing drawing(op, call.device());
   op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CPU), stack);
   call.follow_resizes();
   for (auto i = stack->size() - made; i < stack->size(); ++i) (*stack)[i] = call.result((*stack)[i]);
@@ -147,8 +173,12 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 struct HostHooks final : at::CUDAHooksInterface {
   HostHooks(at::CUDAHooksArgs) {}
   void init() const override {}
-  const at::Generator& getDefaultGenerator(DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
-  at::Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
+  const at::Generator& getDefaultGenerator(DeviceIndex of) const override { return generators().at(of < 0 ? current : of); }
+  at::Generator getNewGenerator(DeviceIndex) const override {
+    at::Generator made = at::detail::createCPUGenerator();
+    if (static_cast<DeviceIndex>(generators().size()) < count) generators().push_back(made);  // the first of all are the devices' own
+    return made;
+  }
   Device getDeviceFromPtr(void*) const override { return {CUDA, current}; }
   bool isPinnedPtr(const void*) const override { return false; }
   bool hasCUDA() const override { return true; }

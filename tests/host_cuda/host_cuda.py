@@ -15,20 +15,23 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 _kernels: list[Any] = []
+_started: list[bool] = []
 
 
 def install(devices: int = 1) -> None:
     """Makes ``cuda:0`` to ``cuda:devices - 1`` exist in this process, for good."""
     _library.install_devices(devices)
     for name, answer in (
-        ("_lazy_init", None),
         ("is_available", True),
         ("device_count", devices),
         ("get_device_name", "host memory"),
-        ("is_initialized", False),
         ("is_bf16_supported", True),
     ):
         setattr(torch.cuda, name, _always(answer))
+    torch.cuda.random.device_count = torch.cuda.device_count
+    torch.cuda.is_initialized = lambda: bool(_started)
+    torch.cuda._lazy_init = _start
+    torch.cuda.default_generators = tuple(torch.Generator(f"cuda:{i}") for i in range(devices))
     import torch.cuda.amp.common as common
 
     common.amp_definitely_not_available = _always(False)
@@ -41,6 +44,14 @@ def install(devices: int = 1) -> None:
     library.impl("_fused_sdp_choice", _always(0), "CUDA")  # attention as its formula
     _kernels.append(library)
     Tensor.__deepcopy__ = _deepcopy(Tensor.__deepcopy__)
+
+
+def _start() -> None:
+    """As CUDA does when it is first used: its generators take the seeds that were set before then."""
+    if not _started:
+        _started.append(True)
+        for seeding, _ in filter(None, torch.cuda._lazy_seed_tracker.get_calls()):
+            seeding()
 
 
 def _always(answer: Any) -> Callable[..., Any]:

@@ -1,13 +1,17 @@
-"""The random generators of python, numpy and torch: set together, and put back."""
+"""The random generators of python, numpy and torch: set together, put back, and drawn from once more."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+
+Drawn = Sequence[tuple[torch.Generator, Tensor]]
+"""Generators, each with its state before something drew from it."""
 
 
 def seed_everything(seed: int) -> None:
@@ -21,17 +25,52 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """The generators are afterwards as they were before."""
+    """The generators are afterwards as they were before.
+
+    Those of a CUDA that had not started, and starts inside or later, begin with the seed that torch had:
+    ``torch.manual_seed`` leaves its seed for them too.
+    """
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
     # Asking for the state of CUDA's generators would start CUDA.
-    has_started: Callable[[], bool] = torch.cuda.is_initialized
-    devices = list(range(torch.cuda.device_count())) if has_started() else []
-    with torch.random.fork_rng(devices):
+    started = bool(torch.cuda.is_initialized())
+    seed = torch.initial_seed()
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if started else ()):
         try:
             yield
         finally:
             random.setstate(python_state)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
+            if not started:
+                torch.cuda.manual_seed_all(seed)
+
+
+def generator_of(device: torch.device) -> torch.Generator | None:
+    """The generator that draws on a device when none is named; None where it cannot be asked for."""
+    if device.type == "cpu":
+        return torch.default_generator
+    if device.type != "cuda":
+        return None
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    generators = torch.cuda.default_generators
+    return generators[index] if index < len(generators) else None  # not there before CUDA has started
+
+
+def states(generators: Iterable[torch.Generator]) -> Drawn:
+    """The generators with the states they have now."""
+    return [(generator, generator.get_state()) for generator in generators]
+
+
+@contextmanager
+def drawing_again(drawn: Drawn) -> Iterator[None]:
+    """Inside, draws come out as they did; afterwards the generators are as they were before."""
+    now = states(generator for generator, _ in drawn)
+    try:
+        for generator, state in drawn:
+            generator.set_state(state)
+        yield
+    finally:
+        for generator, state in now:
+            generator.set_state(state)

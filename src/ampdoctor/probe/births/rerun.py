@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ampdoctor.load.seeds import Drawn, drawing_again, generator_of
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat, written
 
 
@@ -34,10 +35,26 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def generators(func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
+    """Those that an op can draw from: the one it is given and its devices' own; none if it draws nothing."""
+    if isinstance(func, OpOverload) and func.namespace == "aten":
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return []
+    leaves = list(flat((args, kwargs)))
+    named = [v for v in leaves if isinstance(v, torch.Generator)]
+    # An op without tensors (randn) may name no device, and an op that is not torch's may draw from anything.
+    devices = {torch.device("cpu"), *(v for v in leaves if isinstance(v, torch.device))}
+    devices |= {v.device for v in leaves if isinstance(v, Tensor)}
+    return [*named, *(g for device in devices if (g := generator_of(device)) is not None)]
+
+
 def rerun_in_float64(
-    func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], output: int, rng: Any
+    func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], output: int, drawn: Drawn
 ) -> Tensor | None:
-    """The op's output in float64 on the same inputs, on the host; None where the op cannot run in float64."""
+    """The op's output in float64 on the same inputs, on the host; None where the op cannot run in float64.
+
+    ``drawn``: what the op drew from; it draws the same again, and leaves its generators alone.
+    """
 
     def widen(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -47,17 +64,14 @@ def rerun_in_float64(
             return type(value)(widen(v) for v in value)
         return _wide(value) if isinstance(value, torch.dtype) else value
 
-    after = torch.get_rng_state()
     try:
-        torch.set_rng_state(rng)
-        wide_args, wide_kwargs = widen(args), {k: widen(v) for k, v in kwargs.items()}
-        result = func(*wide_args, **wide_kwargs)
+        with drawing_again(drawn):
+            wide_args, wide_kwargs = widen(args), {k: widen(v) for k, v in kwargs.items()}
+            result = func(*wide_args, **wide_kwargs)
         if result is None:
             result = written(func, wide_args, wide_kwargs)
     except Exception:
         return None  # no float64 kernel (fused attention has none): the reference pass decides then
-    finally:
-        torch.set_rng_state(after)
     tensors = [result] if isinstance(result, Tensor) else list(flat(result))
     chosen = tensors[output] if output < len(tensors) else None
     return chosen.cpu() if isinstance(chosen, Tensor) else None

@@ -20,9 +20,10 @@ from torch._ops import OpOverload
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
 from ampdoctor.facts.words import Origin, Outcome, Value
+from ampdoctor.load.seeds import Drawn, states
 from ampdoctor.probe.births.beside import made_beside, site_beside
 from ampdoctor.probe.births.newborn import Cast, Given, Newborn, Operand
-from ampdoctor.probe.births.rerun import rerun_in_float64, written_copied
+from ampdoctor.probe.births.rerun import generators, rerun_in_float64, written_copied
 from ampdoctor.probe.passes.isolation import named_tensors
 from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.location import source_of
@@ -119,7 +120,7 @@ class SecondLook(Observer):
             before = written_copied(func, args, kwargs)
         given = self._given((args, kwargs), before)
         bad = [g for g in given if g.births]
-        rng = torch.get_rng_state()
+        drawn = states(generators(func, args, kwargs))
         outputs, unrounded = self.call(func, args, kwargs)
         made = results(func, args, kwargs, outputs)
         tensors = [t for t in flat(made) if is_countable(t)]
@@ -144,7 +145,7 @@ class SecondLook(Observer):
             ids: frozenset[int] = frozenset()
             if has_nonfinite(tensor):
                 absorbed = False
-                born, ids = self._explain(func, op, place, order, site, tensor, before, given, rng)
+                born, ids = self._explain(func, op, place, order, site, tensor, before, given, drawn)
                 step = self._step(place, op, order, _what_is_bad(tensor)[0])
                 for number in ids - {b.id for b in born}:
                     _extend(self.births[number].path, step)
@@ -159,7 +160,7 @@ class SecondLook(Observer):
             ids = arrived if has_nonfinite(t) else frozenset()
             if has_nonfinite(t) and not arrived:
                 site = site_beside(place, op, sites, i)
-                ids = self._explain(func, op, place, order, site, t, before, given, rng)[1]
+                ids = self._explain(func, op, place, order, site, t, before, given, drawn)[1]
             self._settle(t, op, ids)
         if absorbed:
             for number in arrived:
@@ -201,7 +202,7 @@ class SecondLook(Observer):
 
     def _explain(
         self, func: AnyOp, op: Op, place: Place, order: int, site: Site, out: Tensor,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]], given: list[Given], rng: Any,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]], given: list[Given], drawn: Drawn,
     ) -> tuple[list[Newborn], frozenset[int]]:  # fmt: skip
         """(births in this output, all births whose values it holds)."""
         bad = [g for g in given if g.births]
@@ -227,7 +228,7 @@ class SecondLook(Observer):
             birth = self._add("op", value, out, mask, "")
             birth.order, birth.site, birth.place = order, site, place
             birth.implicit_cast = self.is_implicit_cast(op, place)
-            birth.exact = rerun_in_float64(func, *arguments, site.output, rng)
+            birth.exact = rerun_in_float64(func, *arguments, site.output, drawn)
             bad_inside = (~torch.isfinite(readable(t)) for t in self.stored)
             birth.inside = next((m.cpu() for m in bad_inside if bool(m.any())), None)
             birth.operands = tuple(self._operand(g) for g in given)

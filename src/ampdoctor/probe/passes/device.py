@@ -136,6 +136,7 @@ def choose_device(name: str) -> torch.device:
                 f"precision.device: {name} does not exist; this machine has {count} CUDA device(s)",
                 f"use cuda:0 to cuda:{count - 1}",
             )
+        torch.cuda.init()  # so that its generators are there when the first pass saves the state of all
     return device
 
 

@@ -63,7 +63,7 @@ Line = tuple[CodeType, int]
 def user_line(in_backward: bool = False) -> Line | None:
     """The innermost line outside torch, ampdoctor and the standard library; None if there is none.
 
-    A mode's or tensor class's ``__torch_function__`` is passed over for the line that called the op through it.
+    The ``__torch_function__`` of a mode or a tensor class is passed over for the line that called the op.
     With ``in_backward`` only lines that run inside the autograd engine count (a recomputed forward, or the
     backward of the user's own autograd.Function), not the line that called ``backward()``.
     """
