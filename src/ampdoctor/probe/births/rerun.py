@@ -37,9 +37,9 @@ def _storage(tensor: Tensor) -> int:
 
 def generators(func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
     """Those that an op can draw from: the one it is given and its devices' own; none if it draws nothing."""
-    if isinstance(func, OpOverload) and func.namespace == "aten":
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return []
+    seeded = torch.Tag.nondeterministic_seeded
+    if isinstance(func, OpOverload) and func.namespace == "aten" and seeded not in func.tags:
+        return []
     leaves = list(flat((args, kwargs)))
     named = [v for v in leaves if isinstance(v, torch.Generator)]
     # An op without tensors (randn) may name no device, and an op that is not torch's may draw from anything.
