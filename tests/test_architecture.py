@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "ampdoctor.load.traceback",
         "ampdoctor.load.seeds",
         "torch",
+        "triton",  # one file, itself imported only where Triton is
     ),
     "diagnose": (*LEAVES, "ampdoctor.diagnose", "ampdoctor.scales"),
     "gate": (*LEAVES, "ampdoctor.gate", "ampdoctor.diagnose", "ampdoctor.scales"),

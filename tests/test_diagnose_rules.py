@@ -413,6 +413,13 @@ def test_901_says_whose_autocast_ran() -> None:
     assert findings(trace(environment=environment(device="cuda:0", emulates=None)), "AMP901") == []
 
 
+def test_a_kernel_that_could_not_be_compiled_is_said() -> None:
+    gpu = environment(device="cuda:0", emulates=None, kernel_refusal="CompilationError: no ptxas")
+    (found,) = findings(trace(environment=gpu), "AMP901")
+    assert (found.severity, found.title) == ("info", "counted without the fused kernel")
+    assert "(CompilationError: no ptxas)" in found.message
+
+
 def test_902_names_the_outermost_module_that_never_ran() -> None:
     modules = (
         module("", "Net"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,9 +14,19 @@ from torch import Tensor
 
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.stats import TensorStats
+from ampdoctor.probe.watch import exponents
 from ampdoctor.probe.watch.tally import Tally
 
 INF, NAN = math.inf, math.nan
+
+
+@pytest.fixture(scope="module", params=["on the host", "as on a device"], autouse=True)
+def place(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways of counting with torch's own ops: in pieces that a CPU's cache holds, and in few kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "as on a device":
+            patch.setattr(exponents, "_on_host", lambda x: False)
+        yield
 
 
 def counted(tensor: Tensor, unrounded: Tensor | None = None, ties: bool = False) -> TensorStats:

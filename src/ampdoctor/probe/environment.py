@@ -11,6 +11,7 @@ from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.device import device_name
 from ampdoctor.probe.passes.precision import candidate
 from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.watch.fused import refusal
 from ampdoctor.version import VERSION
 
 
@@ -30,4 +31,5 @@ def environment_of(workload: Workload, plan: Plan, device: torch.device) -> Envi
         forward_only=workload.forward_only,
         batches=len(workload.batches),
         trainable_parameters=sum(p.numel() for p in workload.model.parameters() if p.requires_grad),
+        kernel_refusal=refusal() if device.type == "cuda" else "",
     )

@@ -5,9 +5,12 @@ What it means
     lists are followed and every low-precision op is computed in FP32 and
     rounded once, as tensor cores do. Without it, the CPU's own autocast ran,
     which keeps softmax, norms, exp and pow in half where CUDA does not.
+    On a GPU it says that the fused kernel which counts each tensor could not
+    be compiled there: torch's own ops counted instead. The figures are the
+    same; it takes longer and needs scratch memory.
 
 How it is found
-    By the device the candidate pass ran on.
+    By the device the candidate pass ran on, and by the compiler's error.
 
 What to do
     Trust what it finds: ranges and rounding are the format's, not the
@@ -34,8 +37,10 @@ from ampdoctor.diagnose.wording import count_words, listing, short_op
 
 
 def check(reading: Reading) -> Iterable[Finding]:
-    """One finding where no GPU took part."""
+    """One finding where no GPU took part, or where its kernel could not be made."""
     environment = reading.trace.environment
+    if environment.kernel_refusal:
+        return (_counted_by_torch(environment.kernel_refusal),)
     if not environment.device.startswith("cpu"):
         return ()
     own = [short_op(op) for op in reading.trace.refused_ops]
@@ -57,6 +62,20 @@ def check(reading: Reading) -> Iterable[Finding]:
             evidence={"device": environment.device, "emulates": environment.emulates, "cpu_kernels": own},
             remedy="Run the same command on a GPU for the last doubt.",
         ),
+    )
+
+
+def _counted_by_torch(refusal: str) -> Finding:
+    return Finding(
+        code=CODE,
+        severity="info",
+        title="counted without the fused kernel",
+        module="",
+        op="",
+        source=None,
+        message=f"Torch's own ops counted the tensors: the fused kernel could not be compiled ({refusal}).",
+        evidence={"kernel_refusal": refusal},
+        remedy="No figure depends on it. Triton wants a C compiler and a folder for its cache that it can write.",
     )
 
 

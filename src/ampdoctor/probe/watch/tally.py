@@ -13,6 +13,7 @@ from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.probe.watch.exponents import INF, LOWEST, NAN, POWERS, ZERO, ExponentCounter
+from ampdoctor.probe.watch.fused import FusedCounter
 from ampdoctor.probe.watch.nonfinite import readable
 
 Extremes = tuple[float, float]
@@ -45,6 +46,7 @@ class Tally:
         self._extremes = _Scalars()
         self._extremes_before = _Scalars()
         self._nonzero_before = _Scalars()
+        self._fused = FusedCounter()
 
     def add(
         self, output: Tensor, unrounded: Tensor | None, ties: bool = False, exponents: bool = True
@@ -64,6 +66,9 @@ class Tally:
         self._rows.append(known)
         if output.numel() == 0:
             known.empty = True
+            return row
+        if unrounded is None and _on_gpu(output) and self._fused.add(row, output, exponents):
+            known.counted = exponents
             return row
         self._extremes.add(row, *_aminmax(output))
         if unrounded is None or unrounded.shape != output.shape:
@@ -90,6 +95,9 @@ class Tally:
         extremes, before = self._extremes.read(), self._extremes_before.read()
         nonzero_before = self._nonzero_before.read()
         bins = self._exponents.read()
+        fused = self._fused.read()
+        extremes |= fused.ranges
+        bins |= fused.bins
         stats: list[TensorStats] = []
         for i, row in enumerate(self._rows):
             if row.same_as is not None:
@@ -112,6 +120,10 @@ class Tally:
                         _by_elements(row, (low, high), histogram, before[i], int(nonzero_before[i][0]))
                     )
         return stats
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 class _Scalars:
