@@ -37,6 +37,8 @@ def special(dtype: torch.dtype) -> Tensor:
     fields = [*range(0, 1 << (bits - 1 - mantissa), step), *range(1023 - 160, 1023 + 140)][:2100]
     fields = [f for f in fields if f < 1 << (bits - 1 - mantissa)]
     ends = [0, 1, 2, 3, (1 << mantissa) - 1, 1 << (mantissa - 1), (1 << mantissa) - 2, 5 << (mantissa // 2)]
+    if dtype == torch.float64:  # on both sides of where float32 rounds up to the next power of two
+        ends += [((1 << 23) - 1) << 29 | low for low in ((1 << 28) - 1, 1 << 28)]
     patterns = sorted({(f << mantissa) | (e & ((1 << mantissa) - 1)) for f in fields for e in ends})
     values = torch.tensor(patterns, dtype=torch.int64)
     return torch.cat([values, values | -(1 << (bits - 1))]).to(integers).view(dtype)

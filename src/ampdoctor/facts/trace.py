@@ -36,8 +36,8 @@ class Environment:
     trainable_parameters: int
     """Elements in parameters that require a gradient."""
     kernel_refusal: str = ""
-    """What the compiler of the fused kernel said, where torch's own ops had to count on a GPU instead. '' where
-    the kernel did it, where there is no Triton to make it, and on a CPU."""
+    """What the compiler of the fused kernel said, where torch's own ops had to count on a GPU instead. ''
+    where the kernel did it, where there is no Triton to make it, and on a CPU."""
 
 
 @dataclass(frozen=True)

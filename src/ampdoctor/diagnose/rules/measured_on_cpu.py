@@ -75,7 +75,7 @@ def _counted_by_torch(refusal: str) -> Finding:
         source=None,
         message=f"Torch's own ops counted the tensors: the fused kernel could not be compiled ({refusal}).",
         evidence={"kernel_refusal": refusal},
-        remedy="No figure depends on it. Triton wants a C compiler and a folder for its cache that it can write.",
+        remedy="No figure depends on it. Triton wants a C compiler and a cache it can write to.",
     )
 
 
