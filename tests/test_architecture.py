@@ -18,13 +18,15 @@ SOURCE = Path(__file__).parent.parent / "src"
 PACKAGE = SOURCE / "ampdoctor"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-LEAVES = ("ampdoctor.errors", "ampdoctor.facts", "ampdoctor.version")
+LEAVES = ("ampdoctor.errors", "ampdoctor.facts", "ampdoctor.files", "ampdoctor.version")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "files": (),
+    "safe_yaml": ("yaml",),
     "version": (),
     "facts": ("ampdoctor.facts",),
     "scales": (*LEAVES, "ampdoctor.scales"),
-    "config": (*LEAVES, "ampdoctor.config", "pydantic", "pydantic_core", "yaml"),
+    "config": (*LEAVES, "ampdoctor.config", "ampdoctor.safe_yaml", "pydantic", "pydantic_core", "yaml"),
     "load": (
         *LEAVES,
         "ampdoctor.load",
@@ -55,6 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "ampdoctor.diagnose",
         "ampdoctor.scales",
         "ampdoctor.load.workload",
+        "ampdoctor.safe_yaml",
         "torch",
         "yaml",
     ),

@@ -416,7 +416,28 @@ def test_a_name_that_no_file_can_have(name: str) -> None:
 
 def test_nesting_past_pythons_stack_is_no_yaml() -> None:
     message = failure("model: " + "[" * 3000).message
-    assert message.startswith("config.yaml: not valid YAML: maximum recursion depth exceeded")
+    assert message == "config.yaml: not valid YAML: it is nested too deeply"
+
+
+@pytest.mark.parametrize("value", ["!!bool maybe", '!!int ""', "!!float x", "!!binary x", "1" * 5000])
+def test_a_tag_that_its_value_cannot_have(value: str) -> None:
+    message = failure(f"{SMALLEST}\nseed: {value}").message
+    line = len(SMALLEST.splitlines()) + 2
+    assert message.startswith(f"config.yaml:{line}: not valid YAML: ")
+
+
+def test_merges_of_merges_end() -> None:
+    """Three merges on each of 40 lines lead to the one key of the first line along 3 ** 40 ways."""
+    lines = [
+        "a0: &a0 {x: 1}",
+        *(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 3)}]}}" for n in range(1, 41)),
+    ]
+    assert len(problems("\n".join(lines))) == 43
+
+
+def test_a_file_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: it holds more than 8 MiB"):
+        load_config(Path("/dev/zero"))
 
 
 def test_aliases_of_aliases_are_not_followed_for_ever() -> None:

@@ -28,10 +28,10 @@ def test_the_action_is_composite_and_every_part_is_described() -> None:
     assert all(isinstance(part["default"], str) for part in ACTION["inputs"].values())
 
 
-def test_every_step_is_named_and_says_its_shell_or_its_version() -> None:
+def test_every_step_is_named_and_says_its_shell_or_its_commit() -> None:
     for step in STEPS:
         assert step["name"]
-        assert step.get("shell") == "bash" if "run" in step else re.search(r"@v\d+$", step["uses"])
+        assert step.get("shell") == "bash" if "run" in step else re.search(r"@[0-9a-f]{40}$", step["uses"])
 
 
 def test_no_input_is_pasted_into_a_script() -> None:
@@ -137,3 +137,24 @@ def test_it_starts_from_the_folder_it_is_given_with_more_options_and_without_cod
         sarif="false",
     )
     assert (run.code, run.used) == (0, {}), run.stderr
+
+
+def test_a_file_named_like_an_option_is_a_file(tmp_path: Path) -> None:
+    """A file of a pull request must not reach the gate as an option: that one would forgive everything."""
+    folder = project(tmp_path / "repo", 2048.0)
+    (folder / "--baseline=x.yaml").write_text(CONFIG.replace("models.py", "configs/models.py"))
+    run = run_action(folder, tmp_path / "runner", configs="*.yaml\n")
+    assert run.code == 1
+    assert "--baseline=x.yaml" in run.stdout
+
+
+def test_lines_from_windows_with_blanks_around(tmp_path: Path) -> None:
+    folder = project(tmp_path / "repo", 1.0)
+    run = run_action(
+        folder,
+        tmp_path / "runner",
+        configs="  configs/a b.yaml \r\n\r\nconfigs/c.yaml\r\n",
+        args=" --set=seed=1\r\n",
+    )
+    assert run.code == 0, run.stderr
+    assert "a b.yaml" in run.stdout and "c.yaml" in run.stdout

@@ -176,15 +176,22 @@ def test_the_code_around_the_line_is_shown_where_it_can_be_read() -> None:
     assert "model.py:33 in forward 32 def forward(self, h): 33 return self.wo(h) 34 # <end> Value" in words
 
 
-def test_the_command_reads_the_code_and_rendering_does_not(tmp_path: Path) -> None:
-    program = tmp_path / "model.py"
+@pytest.mark.parametrize("near", [True, False])
+def test_the_command_reads_code_of_this_folder_and_rendering_does_not(
+    near: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trace of somebody else's may name any file: lines from elsewhere do not travel in a report."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    program = tmp_path / ("here" if near else "") / "model.py"
     program.write_text("class T5:\n    def forward(self, h):\n        return self.wo(h)\n")
     fault = birth(source=source(3, file=str(program)))
     sick_pass = candidate(loss=float("nan"), parameters=(parameter("w", nan=100),))
     write_trace(trace(births=(fault,), passes=(reference(), sick_pass)), tmp_path / "trace.json")
     out = tmp_path / "report.html"
     assert run(["report", str(tmp_path / "trace.json"), "--format", "html", "-o", str(out)]) == 0
-    assert "1 class T5: 2 def forward(self, h): 3 return self.wo(h)" in Document(out.read_text()).text
+    text = Document(out.read_text()).text
+    assert ("1 class T5: 2 def forward(self, h): 3 return self.wo(h)" in text) == near
 
 
 def test_each_rules_page_is_there_once() -> None:

@@ -18,6 +18,7 @@ from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.facts.trace import Trace, ZeroOrigin
+from ampdoctor.files import TooLarge
 from ampdoctor.store.codec import FileError, from_bytes, to_bytes
 from ampdoctor.store.traces import SCHEMA, read_trace, write_trace
 from trace_builder import bad_tensor, birth, candidate, raised, record, reference, step, trace
@@ -212,3 +213,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(PydanticSerializationError):
         write_trace(replace(trace(), seed=object()), path)  # type: ignore[arg-type]
     assert path.read_text() == "old"
+
+
+def test_a_file_that_unpacks_without_end_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of zeros is a kilobyte packed; the limit stands at 100,000 here, to be quick."""
+    monkeypatch.setattr("ampdoctor.store.traces._LARGEST", 100_000)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(1_000_000)))
+    with pytest.raises(TooLarge):
+        read_trace(tmp_path / "bomb.gz")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ampdoctor.cli.output import check_writable, write_file
 from ampdoctor.errors import ConfigError
+from ampdoctor.files import read_bounded
 from ampdoctor.gate.baseline import Known
 from ampdoctor.store.baselines import dump, parse
 from ampdoctor.store.codec import FileError
@@ -19,7 +20,7 @@ DEFAULT_BASELINE = Path("ampdoctor-baseline.json")
 def read_baseline(path: Path) -> Mapping[str, Known] | None:
     """{config: its section}; None where there is no such file. Raises ConfigError for any other file."""
     try:
-        return parse(path.read_bytes())
+        return parse(read_bounded(path))
     except FileNotFoundError:
         return None
     except FileError as error:

@@ -8,6 +8,8 @@ USAGE = 2
 """The user's config or command line is wrong."""
 FAILED = 3
 """The measurement could not be made, or nothing was measured."""
+INTERRUPTED = "interrupted: nothing was measured"
+"""What is said of Ctrl-C before there is anything to report."""
 
 
 class Stop(Exception):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
+from typing import TextIO
 
 from ampdoctor.cli.exits import FAILED
 from ampdoctor.errors import AmpDoctorError, ConfigError, is_out_of_memory, out_of_memory
@@ -36,7 +38,7 @@ def explain_details(error: Exception, debug: bool, about: str = "") -> None:
     problems = error.problems if isinstance(error, ConfigError) else ()
     if len(problems) > 1:
         for problem in problems:
-            say(f"  {problem}")
+            say(f"  {_one_line(problem)}")
     if error.hint:
         say(f"hint: {error.hint}")
 
@@ -69,10 +71,30 @@ def exit_words(error: SystemExit) -> str:
 
 def fail(reason: str, code: int) -> int:
     """The code; the reason is on stderr, in one line whatever the scanned code's exception holds."""
-    say("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in reason))
+    say(_one_line(reason))
     return code
 
 
 def say(text: str) -> None:
-    """Nothing; the text is on stderr."""
-    print(text, file=sys.stderr)
+    """Nothing; the text is on stderr, with whatever a terminal would act on written out but line ends."""
+    show("\n".join(_one_line(line) for line in text.expandtabs().split("\n")))
+
+
+def show(document: str) -> None:
+    """Nothing; the document, drawn for this terminal, is on stderr.
+
+    Where stderr takes nothing (a full disk, a reader that left), the command ends as it would have.
+    """
+    try:
+        print(document, file=sys.stderr, flush=True)
+    except OSError:
+        drop(sys.stderr)
+
+
+def drop(stream: TextIO) -> None:
+    """Nothing; what is left in the stream's buffer goes nowhere when the interpreter flushes it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -50,7 +50,7 @@ def emit_gate(reports: Sequence[Sequence[Report]], documents: Sequence[Document]
 
     for document in documents:
         sink, chosen = document.sink, [report for i in document.reports for report in reports[i]]
-        options = drawing(sink.file)
+        options = drawing(sink.file, programs=[report.config for report in chosen])
         if sink.format in GATE:
             text = GATE[sink.format](chosen, options)
         else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ampdoctor.cli.output import write_file
 from ampdoctor.errors import AmpDoctorError, ConfigError
 
 if TYPE_CHECKING:
@@ -96,10 +97,7 @@ def init(
             question = "Loss (FILE.py:NAME, cross_entropy, mse, ..., none; empty: the model returns it)"
             loss = typer.prompt(question, default="", show_default=False, err=True) or None
     text = config_text(config_from_options(model, data, loss), output.parent)
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output {output}: {error.strerror}") from error
+    write_file(text.encode(), output)
     summary = _checked(load_config(output), output)
     typer.echo(f"{output} is written. It loads: {summary}.")
     typer.echo(f"Next: ampdoctor scan {output}")

@@ -20,7 +20,8 @@ def append_job_summary(reports: Sequence[Report], all_layers: bool) -> None:
         return
     from ampdoctor.render import MANY
 
-    document = MANY["markdown"](reports, drawing(Path(file), all_layers))
+    options = drawing(Path(file), all_layers, [report.config for report in reports])
+    document = MANY["markdown"](reports, options)
     try:
         with Path(file).open("a", encoding="utf-8") as summary:
             summary.write(document)

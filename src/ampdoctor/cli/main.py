@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Python has None for a stream that was closed before it started (2>&-): what goes there is lost anyway.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        sys.exit(fail("error: the folder this was started in no longer exists", USAGE))
     sys.exit(run(arguments))
 
 
@@ -80,6 +85,12 @@ def run(arguments: Sequence[str]) -> int:
         return _interrupted()
     except SystemExit as exit_:
         return fail(f"error: {exit_words(exit_)}", FAILED)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
+            return own_bug(error, debug)
+        drop(sys.stdout)  # help or a closing line, on a full disk or for a reader that has seen enough
+        reason = f"error: cannot write to stdout: {error.strerror}"
+        return OK if error.errno == errno.EPIPE else fail(reason, USAGE)
     except Exception as error:
         if isinstance(error, _USAGE_ERROR):
             _say_of_script(words)
@@ -124,4 +135,4 @@ _USAGE_ERROR: type[typer.BadParameter] = typer.BadParameter.__mro__[-4]
 
 
 def _interrupted() -> int:
-    return fail("interrupted: nothing was measured", FAILED)
+    return fail(INTERRUPTED, FAILED)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Container
+import sysconfig
+from collections.abc import Callable, Container, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampdoctor.cli.failure import drop
 from ampdoctor.cli.repository import repository_root
 from ampdoctor.errors import ConfigError
-from ampdoctor.facts.excerpt import read_excerpt
-from ampdoctor.store.files import write_atomically
+from ampdoctor.facts.excerpt import Excerpt, read_excerpt
+from ampdoctor.facts.site import Source
+from ampdoctor.files import write_atomically
 
 if TYPE_CHECKING:
     from ampdoctor.render import Options
@@ -44,18 +47,26 @@ def check_writable(path: Path | None, option: str) -> None:
     """Nothing; ConfigError before the long work for a path that could not be written after it."""
     if path is None:
         return
-    if path.is_dir():
-        raise ConfigError(f"{option} {path}: is a directory", hint="name a file in it")
     folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"{option} {path}: there is no directory {folder}")
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{option} {path}: is a directory", hint="name a file in it")
+        if not folder.is_dir():
+            raise ConfigError(f"{option} {path}: there is no directory {folder}")
+        path.exists()
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{option} {path}: no file can have this name: {reason}") from error
     target = path if path.exists() else folder
     if not os.access(target, os.W_OK):
         raise ConfigError(f"{option} {path}: no permission to write there")
 
 
-def drawing(output: Path | None, all_layers: bool = False) -> Options:
-    """How to draw for what reads it: this terminal, a pipe, or the file."""
+def drawing(output: Path | None, all_layers: bool = False, programs: Sequence[str] = ()) -> Options:
+    """How to draw for what reads it: this terminal, a pipe, or the file.
+
+    ``programs``: the configs or the script examined, whose repositories' lines may be shown.
+    """
     from ampdoctor.render import Options
 
     to_terminal = output is None and sys.stdout.isatty()
@@ -67,8 +78,25 @@ def drawing(output: Path | None, all_layers: bool = False) -> Options:
         all_layers=all_layers,
         base=str(Path.cwd()),
         root=str(repository_root(Path.cwd())),
-        excerpt=read_excerpt,
+        excerpt=_excerpts_near(programs),
     )
+
+
+def _excerpts_near(programs: Sequence[str]) -> Callable[[Source], Excerpt | None]:
+    """Reads lines of the repositories of ``programs``, of the current folder, and of installed packages.
+
+    A trace that somebody else wrote may name any file of this machine: what lies elsewhere stays out of a
+    report, which travels.
+    """
+    folders = [Path.cwd(), *(Path(program).absolute().parent for program in programs if program)]
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
+    roots = [root.resolve() for root in (*map(repository_root, folders), *installed)]
+
+    def read(source: Source) -> Excerpt | None:
+        file = Path(source.file).resolve()
+        return read_excerpt(source) if any(file.is_relative_to(root) for root in roots) else None
+
+    return read
 
 
 def write_document(document: str, output: Path | None) -> None:
@@ -93,9 +121,9 @@ def print_document(document: str) -> None:
         sys.stdout.write(_encodable(document))
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_stdout()
+        drop(sys.stdout)
     except OSError as error:
-        _drop_stdout()
+        drop(sys.stdout)
         raise ConfigError(f"cannot write to stdout: {error.strerror or error}") from error
 
 
@@ -103,11 +131,6 @@ def _encodable(document: str) -> str:
     """The document with what stdout's encoding cannot write spelled out."""
     encoding = sys.stdout.encoding or "utf-8"
     return document.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _drop_stdout() -> None:
-    """Nothing; what is left in stdout's buffer goes nowhere when the interpreter flushes it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shows_unicode(encoding: str | None) -> bool:

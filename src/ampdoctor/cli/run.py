@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ampdoctor.cli.clock import today
-from ampdoctor.cli.failure import say
+from ampdoctor.cli.failure import show
 from ampdoctor.cli.output import check_writable, drawing, write_document
 from ampdoctor.cli.scan import save_trace
 from ampdoctor.cli.sinks import FORMAT_HELP, Sink, sinks_of
@@ -75,7 +75,7 @@ def run(
     report, ended, traces = run_script(program, wanted, Policy(today=today()))
     sys.stdout.flush()
     if ended.said:
-        say(ended.said)
+        show(ended.said)
     emit(report, sinks, all_layers)
     if save is not None and traces:
         save_trace(traces[-1], save)
@@ -87,9 +87,9 @@ def emit(report: RunReport, sinks: Sequence[Sink], all_layers: bool) -> None:
     from ampdoctor.render import RUN
 
     for sink in sinks:
-        document = RUN[sink.format](report, drawing(sink.file, all_layers))
+        document = RUN[sink.format](report, drawing(sink.file, all_layers, [report.script]))
         if sink.file is None:
-            say(document.rstrip("\n"))
+            show(document.rstrip("\n"))
         else:
             write_document(document, sink.file)
 

@@ -50,7 +50,9 @@ def emit(report: Report, sinks: Sequence[Sink], all_layers: bool) -> None:
     from ampdoctor.render import FORMATS
 
     for sink in sinks:
-        write_document(FORMATS[sink.format](report, drawing(sink.file, all_layers)), sink.file)
+        write_document(
+            FORMATS[sink.format](report, drawing(sink.file, all_layers, [report.config])), sink.file
+        )
     if any(sink.format == "github" for sink in sinks):
         append_job_summary([report], all_layers)
 

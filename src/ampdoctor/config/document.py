@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ampdoctor.errors import ConfigError
+from ampdoctor.safe_yaml import BadYaml, load, load_with_nodes
 
 KeyPath = tuple[str, ...]
 """The keys down to a value; positions in a list as digits."""
@@ -52,7 +53,7 @@ def read_yaml(text: str, name: str) -> Document:
     document = Document(name)
     node, document.values = _load(text, name)
     if node is not None:
-        _walk(node, (), document, set())
+        _walk(node, (), document, frozenset(), set())
     return document
 
 
@@ -66,9 +67,9 @@ def override(document: Document, options: Sequence[str]) -> None:
             document.problems.append(f"{label}: write KEY.PATH=VALUE, such as precision.loss_scale=1024")
             continue
         try:
-            value = yaml.load(text, _Loader)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            document.problems.append(f"{label}: the value is no YAML: {_reason(error)}")
+            value = load(text)
+        except BadYaml as error:
+            document.problems.append(f"{label}: the value is no YAML: {error}")
             continue
         for known in [k for k in document.options if k[: len(path)] == path]:
             del document.options[known]
@@ -94,40 +95,12 @@ def _split(key: str) -> KeyPath:
     return path if all(path) else ()
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML where ``1e5`` is a number, as people write it (YAML 1.1 wants ``1.0e+5``)."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
-def _date(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
-    try:
-        return loader.construct_yaml_timestamp(node)
-    except ValueError:
-        return node.value  # The 30th of February: text, which the key's own check reports with its path.
-
-
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _date)
-
-
 def _load(text: str, name: str) -> tuple[yaml.Node | None, dict[str, Any]]:
-    loader: _Loader | None = None
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        values = None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = name if mark is None else f"{name}:{mark.line + 1}"
-        raise ConfigError(f"{place}: not valid YAML: {_reason(error)}", _yaml_hint(error)) from error
-    finally:
-        if loader is not None:
-            loader.dispose()
+        values, node = load_with_nodes(text)
+    except BadYaml as error:
+        place = name if error.line is None else f"{name}:{error.line}"
+        raise ConfigError(f"{place}: not valid YAML: {error}", error.hint) from error
     if values is None:
         raise ConfigError(f"{name} is empty", "`ampdoctor init` writes a config with every key explained.")
     if not isinstance(values, dict):
@@ -136,46 +109,35 @@ def _load(text: str, name: str) -> tuple[yaml.Node | None, dict[str, Any]]:
             f"{name}: a config is a mapping (model: ..., data: ...), this is {kind}",
             "`ampdoctor init` writes a config with every key explained.",
         )
-    # A second composition: construct_document resolves `<<` merges by changing its nodes.
-    return yaml.compose(text, _Loader), values
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, yaml.MarkedYAMLError):
-        return ", ".join(part for part in (error.context, error.problem) if part)
-    if isinstance(error, yaml.reader.ReaderError):
-        return f"it holds the unprintable character #x{error.character:04x}"
-    return str(error)
-
-
-def _yaml_hint(error: Exception) -> str:
-    text = str(error)
-    if "'\\t'" in text:
-        return "Indent with spaces; YAML allows no tabs there."
-    if "mapping values are not allowed" in text:
-        return "A value that holds ': ' needs quotes; otherwise look at the indentation."
-    return ""
+    return node, values
 
 
 _MOST_LINES = 10_000
 """Keys whose line is remembered: aliases of aliases make a short file hold billions."""
 
 
-def _walk(node: yaml.Node, path: KeyPath, document: Document, above: set[int]) -> None:
-    if id(node) in above or len(document.lines) > _MOST_LINES:  # `above`: an alias to a node that holds it.
+def _walk(
+    node: yaml.Node, path: KeyPath, document: Document, above: frozenset[int], seen: set[tuple[int, KeyPath]]
+) -> None:
+    """``above``: the nodes that hold this one, which an alias may name again.
+
+    ``seen``: what was walked already, since merges of merges lead to one node at one path a billion times.
+    """
+    if id(node) in above or (id(node), path) in seen or len(document.lines) > _MOST_LINES:
         return
+    seen.add((id(node), path))
     above = above | {id(node)}
     if isinstance(node, yaml.SequenceNode):
         for position, item in enumerate(node.value):
             document.lines.setdefault((*path, str(position)), item.start_mark.line + 1)
-            _walk(item, (*path, str(position)), document, above)
+            _walk(item, (*path, str(position)), document, above, seen)
     elif isinstance(node, yaml.MappingNode):
         first_lines: dict[str, int] = {}
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if key.tag == "tag:yaml.org,2002:merge":
                 for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                    _walk(merged, path, document, above)
+                    _walk(merged, path, document, above, seen)
                 continue
             if name in first_lines:
                 document.problems.append(
@@ -184,4 +146,4 @@ def _walk(node: yaml.Node, path: KeyPath, document: Document, above: set[int]) -
                 )
             first_lines.setdefault(name, line)
             document.lines[(*path, name)] = line
-            _walk(value, (*path, name), document, above)
+            _walk(value, (*path, name), document, above, seen)

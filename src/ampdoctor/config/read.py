@@ -13,6 +13,7 @@ from ampdoctor.config.document import Document, override, read_yaml
 from ampdoctor.config.problems import describe
 from ampdoctor.config.schema import Config
 from ampdoctor.errors import ConfigError
+from ampdoctor.files import read_bounded
 
 INIT_HINT = "`ampdoctor init` writes a config with every key explained."
 OPTIONS_HINT = "Without a config: --model models.py:build_model --data models.py:build_batch"
@@ -90,7 +91,7 @@ def _checked(document: Document, subject: str = "the command line", hint: str = 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_bounded(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"there is no config file {path}", _missing_hint(path)) from None
     except IsADirectoryError:
@@ -100,7 +101,7 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no text file in UTF-8", INIT_HINT) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _missing_hint(path: Path) -> str:

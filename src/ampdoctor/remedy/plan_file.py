@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 
 from ampdoctor.errors import ConfigError
+from ampdoctor.files import read_bounded
 from ampdoctor.remedy.plan import TreatmentPlan, nearest
+from ampdoctor.safe_yaml import BadYaml, load
 
 VERSION = 1
 """Of the file format, under ``ampdoctor_plan``."""
@@ -35,11 +37,14 @@ def plan_text(plan: TreatmentPlan) -> str:
 def read_plan(path: Path) -> TreatmentPlan:
     """The plan in the file. Raises ConfigError, with the key, for what is none."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = load(read_bounded(path).decode())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except BadYaml as error:
+        place = path if error.line is None else f"{path}:{error.line}"
+        raise ConfigError(f"{place}: not valid YAML: {error}", error.hint) from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is no text file in UTF-8") from None
     if not isinstance(document, dict) or "ampdoctor_plan" not in document:
         raise ConfigError(f"{path} is not a plan", "a plan begins with ampdoctor_plan: 1")
     version = document.pop("ampdoctor_plan")

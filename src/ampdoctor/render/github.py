@@ -83,7 +83,7 @@ def _annotation(group: Sequence[tuple[Problem, Report]], options: Options, sever
 
 def _command(level: str, title: str, message: str, at: Place | None) -> str:
     """``::error file=model.py,line=33,title=AMP101 forward overflow::message``."""
-    properties = [("file", at.file), ("line", str(at.line))] if at is not None else []
+    properties = [("file", plain(at.file)), ("line", str(at.line))] if at is not None else []
     properties.append(("title", plain(title)))
     return f"::{level} {','.join(f'{key}={_property(value)}' for key, value in properties)}::{_data(message)}"
 
