@@ -13,8 +13,8 @@ import typer
 
 from ampdoctor.cli import explain, gate, grad_histogram, init, prescribe, report, scaler, scan, schema
 from ampdoctor.cli import run as run_command
-from ampdoctor.cli.exits import FAILED, OK, USAGE, Stop
-from ampdoctor.cli.failure import bare_words, exit_words, explain_error, fail, own_bug, say
+from ampdoctor.cli.exits import FAILED, INTERRUPTED, OK, USAGE, Stop
+from ampdoctor.cli.failure import bare_words, drop, exit_words, explain_error, fail, own_bug, say
 from ampdoctor.errors import AmpDoctorError
 from ampdoctor.version import VERSION
 
