@@ -1,4 +1,4 @@
-"""Models: built, uncompiled, seeded; and what is said of everything that is no model."""
+"""Models: built, unwrapped, seeded; and what is said of everything that is no model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ampdoctor.load import Workload
-from ampdoctor.load.eager import uncompile
+from ampdoctor.load.wrappers import unwrap
 from load_helpers import load_failure, load_in, write
 
 CODE = """
@@ -176,7 +176,7 @@ def test_compiled_models_come_back_as_they_were() -> None:
     inner = torch.nn.Linear(2, 2)
     block = torch.nn.Sequential(compiled_by_wrapper(inner), torch.nn.ReLU())
     block[1].compile(backend="eager")
-    model, compiled = uncompile(compiled_by_wrapper(torch.nn.Sequential(block, block)))
+    model, compiled = unwrap(compiled_by_wrapper(torch.nn.Sequential(block, block)))
     assert compiled == ("", "0.0", "0.1")
     assert isinstance(model, torch.nn.Sequential)
     assert model.get_submodule("1.0") is inner
@@ -186,7 +186,7 @@ def test_compiled_models_come_back_as_they_were() -> None:
 
 def test_a_script_module_is_left_as_it_is() -> None:
     script = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    assert uncompile(script) == (script, ())
+    assert unwrap(script) == (script, ())
 
 
 def test_compiled_functions_inside_forward_run_eagerly(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ampdoctor.live.recorder import Draft, Recorder
 from ampdoctor.live.watch import LoopWatch
 from ampdoctor.load.script.program import Ended, Enough, Program, as_main, run_program
 from ampdoctor.load.workload import Workload
+from ampdoctor.load.wrappers import without_wrappers
 
 _MOST_SKIPS = 32
 """Steps skipped in a row after which the scale is not settling: from 65,536 it is then below 2^-16."""
@@ -63,7 +64,8 @@ def scripted(
         if not still.losses:
             raise _no_step(program, step, recorder.steps_done, ended, list(capture.not_replayed))
         loss = _chosen(still.losses, line, still.step)
-        yield loss.workload, loss.config(program.target, overrides)
+        with without_wrappers(loss.workload) as workload:
+            yield workload, loss.config(program.target, overrides)
 
 
 def _chosen(losses: list[Captured], line: int | None, step: int) -> Captured:

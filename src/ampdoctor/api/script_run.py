@@ -20,6 +20,7 @@ from ampdoctor.facts.trace import Trace
 from ampdoctor.live.recorder import Draft, Recorder
 from ampdoctor.live.watch import LoopWatch
 from ampdoctor.load.script.program import Ended, Enough, Program, as_main, run_program
+from ampdoctor.load.wrappers import without_wrappers
 from ampdoctor.probe.scan import probe
 from ampdoctor.version import VERSION
 
@@ -116,9 +117,13 @@ class Examiner:
         shown = False
         for loss in captured:
             try:
-                with torch.inference_mode(False), torch.enable_grad():
-                    config = loss.config(loss.workload.title, self.wanted.overrides)
-                    trace = probe(loss.workload, plan_of(config))
+                config = loss.config(loss.workload.title, self.wanted.overrides)
+                with (
+                    torch.inference_mode(False),
+                    torch.enable_grad(),
+                    without_wrappers(loss.workload) as workload,
+                ):
+                    trace = probe(workload, plan_of(config))
             except AmpDoctorError as error:
                 self.capture.not_captured(error)
                 continue

@@ -15,10 +15,11 @@ from ampdoctor.load.builtin_losses import LOSSES, builtin_step
 from ampdoctor.load.call import call_model
 from ampdoctor.load.data import first_batches, is_one_batch
 from ampdoctor.load.describe import describe
-from ampdoctor.load.eager import eagerly, uncompiled
+from ampdoctor.load.eager import eagerly
 from ampdoctor.load.loss import Step, loss_in, scalar
 from ampdoctor.load.seeds import preserved_rng, seed_everything
 from ampdoctor.load.workload import Workload
+from ampdoctor.load.wrappers import unwrapped
 
 LossFn = Callable[[torch.nn.Module, Any], torch.Tensor]
 BuildOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -46,7 +47,7 @@ def live_workload(
     seed: int,
     title: str,
 ) -> Iterator[Workload]:
-    """The workload; the model is eager inside, and afterwards compiled again where it was.
+    """The workload; the model is without its wrappers inside, and afterwards wrapped again as it was.
 
     TypeError for an argument of the wrong kind, LoadError for data without a batch.
     """
@@ -66,10 +67,10 @@ def live_workload(
     with preserved_rng():
         seed_everything(seed)
         taken = _batches(batch, batches)
-    with uncompiled(model) as (eager_model, compiled):
+    with unwrapped(model) as (plain_model, compiled):
         yield Workload(
             title=title,
-            model=eager_model,
+            model=plain_model,
             batches=taken,
             step=eagerly(step),
             forward_only=loss_fn == "none",

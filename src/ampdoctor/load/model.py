@@ -1,4 +1,4 @@
-"""The model that a config names: built, uncompiled, with its checkpoint loaded."""
+"""The model that a config names: built, unwrapped, with its checkpoint loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ampdoctor.errors import LoadError
 from ampdoctor.load import targets
 from ampdoctor.load.checkpoint import load_checkpoint
 from ampdoctor.load.describe import describe, listed
-from ampdoctor.load.eager import uncompile
+from ampdoctor.load.wrappers import unwrap
 
 
 def load_model(config: Config) -> tuple[torch.nn.Module, tuple[str, ...]]:
@@ -35,7 +35,7 @@ def load_model(config: Config) -> tuple[torch.nn.Module, tuple[str, ...]]:
         raise LoadError(
             f"model.target: {section.target} returned {describe(built)}, not a model", _hint(built)
         )
-    model, compiled = uncompile(built)
+    model, compiled = unwrap(built)
     _check_values(model, section.target)
     if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers())):
         with targets.user_code(f"model.target: moving {section.target} to the CPU"):

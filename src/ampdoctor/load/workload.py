@@ -16,7 +16,7 @@ class Workload:
     title: str
     """What to call it in a report: the config's file name or the model target."""
     model: torch.nn.Module
-    """Already unwrapped from torch.compile."""
+    """Without wrappers: torch.compile, DDP, FSDP; its weights whole."""
     batches: tuple[Any, ...]
     """At least one. Any nesting of dicts, lists, tuples, dataclasses and tensors."""
     step: Callable[[torch.nn.Module, Any], Any]

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ampdoctor.load.spread import gathered, original_of
+
 
 def twin_of(optimizer: torch.optim.Optimizer) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """A function that gives a model an optimizer as the script's stands then; its steps leave that one alone.
@@ -19,7 +21,7 @@ def twin_of(optimizer: torch.optim.Optimizer) -> Callable[[nn.Module], torch.opt
     """
 
     def build(model: nn.Module) -> torch.optim.Optimizer:
-        own = {id(p) for p in model.parameters()}
+        own = {id(original_of(p)): p for p in model.parameters()}
         # no constructor: what the user's own class takes is not known here
         twin: Any = object.__new__(type(optimizer))
         twin.__dict__.update(optimizer.__dict__)
@@ -28,14 +30,14 @@ def twin_of(optimizer: torch.optim.Optimizer) -> Callable[[nn.Module], torch.opt
         twin.param_groups = [
             {
                 **{name: value for name, value in group.items() if name != "params"},
-                "params": [p for p in group["params"] if id(p) in own],
+                "params": [own[id(p)] for p in group["params"] if id(p) in own],
             }
             for group in optimizer.param_groups
         ]
         twin.state = collections.defaultdict(dict)
         for parameter, values in optimizer.state.items():
             if id(parameter) in own:
-                twin.state[parameter] = _as(parameter, copy.deepcopy(values))
+                twin.state[own[id(parameter)]] = _as(own[id(parameter)], copy.deepcopy(values))
         return twin  # type: ignore[no-any-return]
 
     return build
@@ -45,9 +47,10 @@ def _as(parameter: Tensor, values: Any) -> Any:
     """The state where and as the parameter is now; torch itself does so when it loads one."""
     if not isinstance(values, dict):
         return values
+    whole = {name: gathered(v) if isinstance(v, Tensor) else v for name, v in values.items()}
     return {
         name: value.to(parameter.device, parameter.dtype)
         if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
         else value
-        for name, value in values.items()
+        for name, value in whole.items()
     }

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ampdoctor.facts.words import AUTOCASTS, CASTS_WEIGHTS, Mode, Role
 from ampdoctor.probe.cuda.on_cpu import autocast_kept_off, cuda_autocast_policy, decomposed_rnns
+from ampdoctor.probe.passes.control_flow import control_flow_as_python
 from ampdoctor.probe.passes.device import tf32_off
 from ampdoctor.probe.passes.isolation import working_copy
 from ampdoctor.probe.passes.scaled_parts import scaled_apart
@@ -85,6 +86,7 @@ class Precision:
                 # A compiled function's graph would hide every op inside it. (Importing dynamo for this, where
                 # nothing was compiled, would cost seconds.)
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(control_flow_as_python())
             # The user's own detector would raise at the first NaN of a backward that is to be followed.
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
             # On CUDA backward would run in a thread of its own, with autograd nodes numbered from 0: those

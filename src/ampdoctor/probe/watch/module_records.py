@@ -42,4 +42,7 @@ def _is_opaque(path: str, module: nn.Module, calls: dict[str, int], seen: set[st
 def _type_name(module: nn.Module) -> str:
     if isinstance(module, torch.jit.ScriptModule):
         return str(getattr(module, "original_name", type(module).__name__))
-    return type(module).__name__
+    # fully_shard puts a class of its own in the place of a module's: FSDPLinear.
+    own = (c for c in type(module).__mro__ if not c.__module__.startswith("torch.distributed"))
+    cls = next(own, type(module))
+    return (type(module) if cls is nn.Module else cls).__name__

@@ -22,6 +22,7 @@ from ampdoctor.probe.watch.locator import Locator, Place
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat, largest_scalar, written
 from ampdoctor.probe.watch.storage_map import StorageMap
 from ampdoctor.probe.watch.tally import Tally
+from ampdoctor.probe.watch.tracing import is_tracing
 
 _NO_VALUES = frozenset(
     f"aten::{name}"
@@ -145,6 +146,8 @@ class Observer(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if is_tracing():
+            return func(*args, **(kwargs or {}))
         if any(_has_own_dispatch(t) for t in types):
             return NotImplemented  # the subclass does it with ops on its inner tensors, and those come here
         if isinstance(func, HigherOrderOperator):
