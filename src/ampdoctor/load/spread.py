@@ -54,7 +54,7 @@ def original_of(parameter: Tensor) -> Tensor:
 
 def gathered(tensor: Tensor) -> Tensor:
     """The whole of a DTensor, as a plain tensor; any other as it is."""
-    return tensor.full_tensor() if _is_spread(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+    return tensor.full_tensor() if _is_spread(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _is_spread(tensor: Tensor) -> bool:
