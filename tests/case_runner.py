@@ -15,6 +15,7 @@ import yaml
 from torch import nn
 from torch.torch_version import TorchVersion
 
+from ampdoctor.api.request import plan_of
 from ampdoctor.config import Config, load_config
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.report import Report
@@ -100,19 +101,6 @@ def case_config(slug: str, emulate: str) -> Config:
     return Config.model_validate(document).located(CASES / slug, slug)
 
 
-def plan_of(config: Config) -> Plan:
-    """The plan that a config asks for."""
-    precision = config.precision
-    return Plan(
-        mode=precision.mode,
-        dtype=precision.dtype,
-        device=precision.device,
-        emulate=precision.emulate,
-        loss_scale=precision.loss_scale,
-        seed=config.seed,
-    )
-
-
 def run_config(config: Config) -> tuple[Trace, Report]:
     """Trace and report of a config: load, probe, diagnose."""
     trace = probe(load(config), plan_of(config))
@@ -187,7 +175,7 @@ def assert_same(after: dict[str, Any], before: dict[str, Any]) -> None:
 def candidate(trace: Trace) -> Pass:
     """The pass in the precision that was asked for, at the configured scale, of the first batch."""
     passes = [p for p in trace.passes if p.role == "candidate" and p.batch == 0]
-    wanted = [p for p in passes if p.loss_scale == trace.environment.loss_scale]
+    wanted = [p for p in passes if p.loss_scale == trace.loss_scale]
     return (wanted or passes)[0]
 
 

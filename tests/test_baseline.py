@@ -81,7 +81,7 @@ TEXT = """\
   "configs": {
     "a.yaml": {
       "run": {"device": "cpu", "emulates": "cuda", "mode": "autocast", "dtype": "float16", \
-"loss_scale": 65536.0, "torch": "2.13.0"},
+"loss_scale": 65536.0, "torch": "2.13.0", "scaler": "fixed"},
       "findings": [
         {"code": "AMP101", "module": "blocks.1.ff.wo", "op": "aten::mm", "line": "return self.wo(h)", \
 "severity": "error", "places": 1, "overflow_bits": 0.0, "share": 0.0117}
@@ -95,7 +95,7 @@ TEXT = """\
     },
     "b.yaml": {
       "run": {"device": "cpu", "emulates": "cuda", "mode": "autocast", "dtype": "float16", \
-"loss_scale": 65536.0, "torch": "2.13.0"},
+"loss_scale": 65536.0, "torch": "2.13.0", "scaler": "fixed"},
       "findings": [],
       "limits": [],
       "layers": {
@@ -445,9 +445,10 @@ def test_a_layer_that_overflows_has_no_headroom_to_write_down() -> None:
             {"device": "cuda:0", "emulates": None, "loss_scale": 1024.0},
             "The baseline was measured with cpu, emulating CUDA, loss scale 65,536.",
         ),
+        ({"scaler": "dynamic"}, "The baseline was measured with loss scale 65,536."),
         ({"dtype": "bfloat16"}, "The baseline was measured with FP16 autocast."),
     ],
-    ids=["the same", "another torch", "a GPU and another scale", "another format"],
+    ids=["the same", "another torch", "a GPU and another scale", "a scaler", "another format"],
 )
 def test_a_baseline_from_elsewhere_is_said_to_be(changes: dict[str, Any], words: str) -> None:
     now = replace(layer(4.0), environment=environment(**changes))

@@ -41,7 +41,7 @@ def test_the_smallest_config_has_the_contract_s_defaults() -> None:
         "dtype": "float16",
         "device": "auto",
         "emulate": "cuda",
-        "loss_scale": 65536.0,
+        "loss_scale": "dynamic",
         "reference": "float32",
     }
     assert config.seed == 0
@@ -161,7 +161,19 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
         ("precision: {loss_scale: .nan}", "precision.loss_scale: must be a finite number, got nan"),
         ("precision: {loss_scale: -2}", "precision.loss_scale: must be greater than 0, got -2"),
         ("precision: {loss_scale: true}", "precision.loss_scale: expected a number, got true"),
-        ("precision: {loss_scale: big}", "precision.loss_scale: expected a number, got 'big'"),
+        (
+            "precision: {loss_scale: big}",
+            "precision.loss_scale: 'big' is no loss scale; write dynamic, {dynamic: 1024}, or a number such "
+            "as 1024 or 2^10",
+        ),
+        (
+            "precision: {loss_scale: {dynmic: 8}}",
+            "precision.loss_scale.dynmic: unknown key; did you mean 'dynamic'?",
+        ),
+        (
+            "precision: {loss_scale: {dynamic: 0}}",
+            "precision.loss_scale.dynamic: must be greater than 0, got 0",
+        ),
         ("precision: half", "precision: expected a mapping, got 'half'"),
         ("precision: {emulate: gpu}", "precision.emulate: 'gpu' is not allowed (allowed: cuda, none)"),
         ("version: 2", "version: 2 is not allowed (allowed: 1)"),

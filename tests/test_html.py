@@ -156,7 +156,7 @@ def test_a_report_reads_top_to_bottom() -> None:
         "What to do. Keep blocks.1.ff.wo in FP32",
         "About AMP101 What it means An op of the forward made a number",
         "info AMP901",
-        "Configured: 65,536. No other helps: the fault is in forward.",
+        "Configured 65,536. No other helps: the fault is in forward.",
         "blocks.1.ff.wo Linear 1 inf none",
         "2 passes in 1.9 s.",
         "Not seen: real GPU kernels (AMP901).",
@@ -236,7 +236,7 @@ def test_waivers_that_no_longer_hold_are_named() -> None:
 
 def test_the_loss_scale_and_its_sweep() -> None:
     words = text(gradients())
-    assert "Configured: 1. " in words
+    assert "Configured 1. " in words
     assert "From 2^1 to 2^1 works. Recommended: 2, proven by running it." in words
     assert "2^0 12.5 % 25.0 % 2^1 6.2 % 2^2 overflows not finite 2^3 overflows" in words
 

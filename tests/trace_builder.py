@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ampdoctor.facts.environment import Environment
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.site import Site, Source
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.facts.trace import (
     BadTensor,
     Birth,
-    Environment,
     ModuleRecord,
     OperandFact,
     ParameterGradient,

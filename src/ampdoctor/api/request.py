@@ -9,26 +9,43 @@ from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.waivers import Waiver
 from ampdoctor.errors import ConfigError
+from ampdoctor.facts.scaler_policies import GRAD_SCALER_START
+from ampdoctor.facts.words import Scaler
 from ampdoctor.gate.rules import LIMIT_NAMES, GateRules, Limit
 from ampdoctor.probe.plan import Plan
 
 if TYPE_CHECKING:
     from ampdoctor.config import Config
+    from ampdoctor.config.schema import PrecisionSection
 
 
 def plan_of(config: Config) -> Plan:
     """How to run what the config describes."""
     precision = config.precision
+    scale, scaler = scale_of(precision)
     return Plan(
         mode=precision.mode,
         dtype=precision.dtype,
         device=precision.device,
         emulate=precision.emulate,
-        loss_scale=precision.loss_scale,
+        loss_scale=scale,
+        scaler=scaler,
         seed=config.seed,
         scale_margin_bits=config.limits.scale_margin_bits,
         underflow_limit=config.limits.gradient_underflow,
     )
+
+
+def scale_of(precision: PrecisionSection) -> tuple[float, Scaler]:
+    """The scale to begin with, and what moves it. By default BF16 has no scaler, nor what runs as built."""
+    wanted = precision.loss_scale
+    if isinstance(wanted, float):
+        return wanted, "fixed"
+    if wanted != "dynamic":
+        return wanted.dynamic, "dynamic"
+    if precision.dtype == "bfloat16" or precision.mode == "none":
+        return 1.0, "none"
+    return GRAD_SCALER_START, "dynamic"
 
 
 def policy_of(config: Config, today: str = "") -> Policy:

@@ -30,7 +30,7 @@ def scan(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     emulate: str | None = None,
-    loss_scale: float | None = None,
+    loss_scale: float | str | Section | None = None,
     batches: int | None = None,
     seed: int = 0,
     optimizer: BuildOptimizer | None = None,
@@ -53,7 +53,8 @@ def scan(
         dtype: ``"float16"`` | ``"bfloat16"``.
         device: ``"auto"`` (a GPU if there is one) | ``"cpu"`` | ``"cuda"`` | ``"cuda:1"``.
         emulate: what a CPU imitates: ``"cuda"`` | ``"none"``.
-        loss_scale: the configured one, 65536 where it is left out.
+        loss_scale: ``"dynamic"``, also where it is left out: a GradScaler from 65536, judged at the scale
+            where it settles; in BF16 no scaler. ``{"dynamic": 1024}`` starts elsewhere; a number stays.
         batches: how many batches to take; left out: all of a list, the first of any other iterable.
         seed: set before every pass.
         optimizer: ``(model) -> torch.optim.Optimizer``; the scan steps one of its own.

@@ -45,9 +45,15 @@ class Captured:
             dtype,
             mode="autocast" if low else "none",
             device="cpu" if first is None else first.device,
-            loss_scale=float(self.scale or 1.0),
+            loss_scale=self._loss_scale(low),
         )
         return config_of(title, overrides, precision=precision)
+
+    def _loss_scale(self, low: Sequence[torch.dtype]) -> dict[str, float] | float | None:
+        """The scaler goes on from where it is; without one FP16 is judged at 1, as BF16 is by default."""
+        if self.scaler is not None and self.scale is not None:
+            return {"dynamic": float(self.scale) or 1.0}
+        return 1.0 if torch.float16 in low else None
 
 
 Turn = Callable[[list[Captured], Draft, bool], None]

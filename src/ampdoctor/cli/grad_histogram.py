@@ -16,7 +16,6 @@ from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document, write_file
 from ampdoctor.cli.report import read_saved
-from ampdoctor.cli.scale_option import scale_named
 from ampdoctor.cli.workloads import (
     Backward,
     Script,
@@ -28,6 +27,7 @@ from ampdoctor.cli.workloads import (
 )
 from ampdoctor.errors import ConfigError, ProbeError
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
+from ampdoctor.facts.scale_names import scale_named
 from ampdoctor.facts.trace import Trace
 from ampdoctor.scales.gradient_view import (
     ACTIVATIONS,
@@ -124,7 +124,7 @@ def grad_histogram(
     policy = _policy(settings)
     report = diagnose(seen, policy)
     if wanted is None:
-        wanted = seen.environment.loss_scale
+        wanted = seen.loss_scale
     view = view_gradients(seen, round(math.log2(wanted)), fmt, selection)
     if view is None:
         raise _nothing_to_show(seen, report, selection, _scan_command(source, trace, rest))

@@ -38,7 +38,7 @@ precision:
   # dtype: float16  # float16 | bfloat16
   # device: auto  # auto | cpu | cuda | cuda:1
   # emulate: cuda  # what a CPU imitates: cuda (its autocast lists and rounding) | none (its own)
-  loss_scale: 65536  # the loss is multiplied by it before backward; GradScaler starts at 65536
+  loss_scale: dynamic  # dynamic: GradScaler from 65536, in bfloat16 none | {{dynamic: 1024}} | 1024: fixed
   # reference: float32  # the precision that counts as right
 
 seed: 0  # for python, numpy and torch, before the model, the data and every pass

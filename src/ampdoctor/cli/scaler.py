@@ -13,10 +13,10 @@ import typer
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document
 from ampdoctor.cli.progress import progress_bar
-from ampdoctor.cli.scale_option import scale_named
 from ampdoctor.cli.user_output import user_output_to_stderr
 from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, opened, source_of
 from ampdoctor.errors import ConfigError
+from ampdoctor.facts.scale_names import scale_named
 from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, static
 from ampdoctor.facts.training import ScalerRun, ScalerSettings
 

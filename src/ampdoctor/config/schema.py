@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, PrivateAttr
 
 from ampdoctor.config.judging import GateSection, LimitsSection, RulesSection
-from ampdoctor.config.values import Device, Number, Section, WholeNumber
+from ampdoctor.config.loss_scale import LossScale
+from ampdoctor.config.values import Device, Section, WholeNumber
 from ampdoctor.config.workload import Data, Loss, ModelSection, OptimizerSection
 from ampdoctor.facts.words import Mode
 
@@ -24,8 +25,10 @@ class PrecisionSection(Section):
     """auto (a GPU if there is one), cpu, cuda or cuda:1."""
     emulate: Literal["cuda", "none"] = "cuda"
     """What a CPU imitates: cuda (its autocast lists, its rounding) or none (the CPU's own autocast)."""
-    loss_scale: Annotated[Number, Field(gt=0)] = 65536.0
-    """The loss is multiplied by it before backward; GradScaler starts at 65536."""
+    loss_scale: LossScale = "dynamic"
+    """What the loss is multiplied by before backward. dynamic: torch's GradScaler, from 65536 on, judged at
+    the scale where it settles; no scaler in bfloat16 and with mode none. {dynamic: 1024} starts elsewhere; a
+    number stays."""
     reference: Literal["float32"] = "float32"
     """The precision that counts as right."""
 

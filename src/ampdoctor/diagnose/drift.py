@@ -53,7 +53,7 @@ def read_drift(trace: Trace, best_errors: BestErrors) -> DriftReading | None:
 
 
 def _read_batch(trace: Trace, batch: int, best: Mapping[str, float | None]) -> DriftReading | None:
-    candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
+    candidate = find_pass(trace, "candidate", batch, trace.loss_scale)
     reference = find_pass(trace, "reference", batch)
     if candidate is None or reference is None or not is_healthy(candidate, trace.environment.forward_only):
         return None

@@ -74,7 +74,7 @@ def _losses(trace: Trace) -> tuple[LossRow, ...]:
     rows = []
     for batch in dict.fromkeys(p.batch for p in trace.passes):
         reference = find_pass(trace, "reference", batch)
-        candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
+        candidate = find_pass(trace, "candidate", batch, trace.loss_scale)
         ours, theirs = (p.loss if p else None for p in (candidate, reference))
         if ours is not None or theirs is not None:
             rows.append(LossRow(batch, theirs, ours))

@@ -73,7 +73,7 @@ def parameter_rows(trace: Trace) -> tuple[ParameterRow, ...]:
 def _candidates(trace: Trace) -> list[Pass]:
     """The candidate pass of each batch, at the configured scale where there are several."""
     batches = dict.fromkeys(p.batch for p in trace.passes if p.role == "candidate")
-    found = [find_pass(trace, "candidate", batch, trace.environment.loss_scale) for batch in batches]
+    found = [find_pass(trace, "candidate", batch, trace.loss_scale) for batch in batches]
     return [p for p in found if p is not None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ampdoctor.diagnose.outcome import is_healthy, share_lost
@@ -16,20 +17,19 @@ from ampdoctor.scales.reading import Alternative, ScaleReading, Window
 def loss_scale_of(reading: Reading) -> LossScale:
     """The window, and the share of gradient elements that become zero at every power of two."""
     trace, scales = reading.trace, reading.scales
-    configured = trace.environment.loss_scale
+    known = _configured(trace)
     if scales is None:
-        return LossScale(configured=configured, lost_fraction=_lost(trace))
+        return known
     window = scales.window
-    return LossScale(
-        configured=configured,
+    return replace(
+        known,
         recommended=None if scales.recommended is None else 2.0**scales.recommended,
         window=None if window is None else _scales(window),
         limited_by=_limits(scales),
         verified=scales.verified,
-        underflow_fraction=_underflow(scales, configured),
+        underflow_fraction=_underflow(scales, known.judged),
         searched=True,
         ceiling=None if scales.ceiling is None else 2.0**scales.ceiling,
-        lost_fraction=_lost(trace),
         # What FP32 has too is cured by no format, no island and no scale: their windows are of range alone.
         alternatives=()
         if reading.verdict == "backward-undefined"
@@ -37,15 +37,27 @@ def loss_scale_of(reading: Reading) -> LossScale:
     )
 
 
+def _configured(trace: Trace) -> LossScale:
+    """What was asked for, where a scaler settles, and what parameters lose in the runs."""
+    scaler, settling = trace.environment.scaler, trace.settling
+    return LossScale(
+        configured=trace.environment.loss_scale,
+        lost_fraction=_lost(trace),
+        scaler=None if scaler == "fixed" else scaler,
+        skips=settling.skips if settling else None,
+        settles_at=settling.loss_scale if settling else None,
+    )
+
+
 def _scales(window: Window) -> tuple[float, float]:
     return 2.0**window.low, 2.0**window.high
 
 
-def _underflow(scales: ScaleReading, configured: float) -> dict[str, float | None]:
-    """{scale: share}; None where that scale overflows, and for a configured one that is no power of two."""
+def _underflow(scales: ScaleReading, judged: float) -> dict[str, float | None]:
+    """{scale: share}; None where that scale overflows, and for the judged one if it is no power of two."""
     shares: dict[str, float | None] = {}
-    if not is_power_of_two(configured):
-        shares[f"{configured:g}"] = None
+    if not is_power_of_two(judged):
+        shares[f"{judged:g}"] = None
     for point in scales.points:
         overflows = scales.ceiling is None or point.exponent > scales.ceiling
         shares[str(2**point.exponent)] = None if overflows else point.underflow_fraction

@@ -62,7 +62,7 @@ def what_is_wrong(trace: Trace, batch: int) -> str:
 def _compared_passes(trace: Trace, batch: int) -> tuple[Pass | None, list[Pass]]:
     """The batch's reference, and its candidate; with one at another scale whose gradients are finite."""
     reference = find_pass(trace, "reference", batch)
-    candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
+    candidate = find_pass(trace, "candidate", batch, trace.loss_scale)
     if reference is None or candidate is None:
         return reference, []
     if is_healthy(candidate):
@@ -107,7 +107,7 @@ def gradient_damage(trace: Trace, best: Mapping[int, Mapping[str, float | None]]
     damages = [
         _damage(p, best.get(p.batch, {}))
         for p in trace.passes
-        if p.role == "candidate" and p.loss_scale == trace.environment.loss_scale and p.parameters
+        if p.role == "candidate" and p.loss_scale == trace.loss_scale and p.parameters
     ]
     measured = [d for d in damages if d.lost_fraction is not None]
     return max(measured, key=lambda d: (len(d.damaged), d.lost_fraction or 0.0), default=None)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ampdoctor.diagnose.amounts import NOTHING, Amounts
 from ampdoctor.diagnose.gate_result import Accepted, GateResult, WaiverState
 from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.wording import step_words
+from ampdoctor.facts.environment import Environment
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.site import Source
-from ampdoctor.facts.trace import Environment, OperandFact, Step, ZeroOrigin
+from ampdoctor.facts.trace import OperandFact, Step, ZeroOrigin
 from ampdoctor.facts.words import Cause, Phase, Severity, Value, Verdict
 
 SCHEMA = "ampdoctor.report/1"
@@ -200,6 +201,7 @@ class LossScale:
     """The configured loss scale and what is known about others. None: not measured."""
 
     configured: float
+    """Of a dynamic scaler, the scale it starts at; 1 without a scaler."""
     recommended: float | None = None
     """The top of the window, at most 2^24."""
     window: tuple[float, float] | None = None
@@ -218,6 +220,22 @@ class LossScale:
     """{scale that was run: share of all parameter-gradient elements lost}; None where it was not finite."""
     alternatives: tuple[Mapping[str, Any], ...] = ()
     """Where no scale works: what would help, and the window it would give."""
+    scaler: Literal["dynamic", "none"] | None = None
+    """None: a fixed scale."""
+    skips: int | None = None
+    """Steps that a dynamic scaler skips until it settles; None where it does not, and for other scalers."""
+    settles_at: float | None = None
+    """The scale at which it does: the one that is judged."""
+
+    @property
+    def judged(self) -> float:
+        """The scale that the report speaks of."""
+        return self.configured if self.settles_at is None else self.settles_at
+
+    @property
+    def lost_as_judged(self) -> float | None:
+        """Share of all parameter-gradient elements lost there; None where that is not finite or unknown."""
+        return self.lost_fraction.get(f"{self.judged:.0f}" if self.judged >= 1 else f"{self.judged:g}")
 
 
 @dataclass(frozen=True)

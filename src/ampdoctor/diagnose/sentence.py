@@ -23,6 +23,7 @@ from ampdoctor.diagnose.wording import (
     scale,
     short_op,
 )
+from ampdoctor.facts.trace import Trace
 from ampdoctor.scales.gradient_harm import lost_fraction
 
 _WORTH_A_WORD = 0.0005
@@ -165,7 +166,7 @@ def _no_scale(reading: Reading, fault: FirstFault | None, name: str) -> str:
 
 def _underflow(reading: Reading) -> Headline:
     damage = reading.damage
-    head = f"GRADIENTS LOST at loss scale {scale(reading.trace.environment.loss_scale)}."
+    head = f"GRADIENTS LOST at loss scale {scale(reading.trace.loss_scale)}."
     if damage is None or not damage.damaged:
         share = percent(damage.lost_fraction if damage else None)
         return Headline(head, f"{share} of all gradient elements are rounded to zero.")
@@ -230,11 +231,20 @@ def _clean(reading: Reading) -> Headline:
         return Headline(
             f"CLEAN, as far as it goes: the {name} forward is sound, and there was no backward to look at."
         )
-    start = f"Nothing overflows at loss scale {scale(environment.loss_scale)}, and"
+    start = f"Nothing overflows {_at_scale(reading.trace)}, and"
     lost = max((share_lost(p) or 0.0 for p in reading.trace.passes if p.role == "candidate"), default=0.0)
     if lost < _WORTH_A_WORD:
         return Headline("CLEAN.", f"{start} no gradient is lost.")
     return Headline("CLEAN.", f"{start} the {percent(lost)} of the gradient that is lost harms no parameter.")
+
+
+def _at_scale(trace: Trace) -> str:
+    if trace.environment.scaler == "none":
+        return "without a loss scale"
+    at = f"at loss scale {scale(trace.loss_scale)}"
+    if trace.settling is None or not trace.settling.skips:
+        return at
+    return f"{at}, where GradScaler settles after {count_words(trace.settling.skips, 'skipped step')}"
 
 
 def _why_not(reading: Reading) -> str:

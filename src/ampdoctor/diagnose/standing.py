@@ -276,7 +276,7 @@ def _as_in_fp32(birth: Birth) -> Birth:
 
 
 def _outcome_agrees(trace: Trace, batch: int) -> bool:
-    candidate = find_pass(trace, "candidate", batch, trace.environment.loss_scale)
+    candidate = find_pass(trace, "candidate", batch, trace.loss_scale)
     if candidate is None or not is_healthy(candidate, trace.environment.forward_only):
         return False
     return not trace.environment.forward_only and not is_wrong(trace, batch)

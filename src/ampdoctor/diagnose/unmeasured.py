@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampdoctor.diagnose.gate_result import GateResult
 from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.report import LossScale, Report
-from ampdoctor.facts.trace import Environment
+from ampdoctor.facts.environment import Environment
 from ampdoctor.facts.words import GateStatus
 
 

@@ -108,7 +108,7 @@ def _verdict(
         if verdict == "backward-overflow" and no_scale:
             verdict = "no-workable-scale"
         if verdict == "no-workable-scale" and scales is not None and scales.ceiling is not None:
-            headline = _first_as_configured(births, trace.environment.loss_scale) or headline
+            headline = _first_as_configured(births, trace.loss_scale) or headline
         return verdict, headline
     masked = next((j for j in in_order(births) if _spoils_gradients(j)), None)
     if masked is not None:

@@ -50,6 +50,17 @@ def scale(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else number(value)
 
 
+def power(value: float) -> str:
+    """``2^14``: in a window the exponent is what one compares. What is no power of two stays a number."""
+    mantissa, exponent = math.frexp(value)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else scale(value)
+
+
+def settling_words(skips: int, at: float) -> str:
+    """``GradScaler skips 2 steps and settles at 2^14``."""
+    return f"GradScaler skips {count_words(skips, 'step')} and settles at {power(at)}"
+
+
 def percent(share: float | None) -> str:
     """``6.3 %``; ``?`` for None. Never 0 or 100 for a share that is neither."""
     if share is None:

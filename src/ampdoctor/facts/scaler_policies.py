@@ -10,6 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+GRAD_SCALER_START = 2.0**16
+"""The scale at which torch's GradScaler starts."""
+
 
 @dataclass(frozen=True)
 class ScalerPolicy:
@@ -64,7 +67,7 @@ POLICIES: dict[str, ScalerPolicy] = {
     for p in (
         # pytorch torch/amp/grad_scaler.py, GradScaler.__init__: 2^16, 2.0, 0.5, 2000. The growth is dropped
         # where the new scale is inf in FP32 (aten/src/ATen/native/cuda/AmpKernels.cu, amp_update_scale).
-        ScalerPolicy("torch", 2.0**16, 2000, max_scale=2.0**127),
+        ScalerPolicy("torch", GRAD_SCALER_START, 2000, max_scale=2.0**127),
         # keras keras/src/optimizers/loss_scale_optimizer.py: initial_scale 2^15, dynamic_growth_steps 2000;
         # halved on a non-finite gradient, without a lower bound.
         ScalerPolicy("keras", 2.0**15, 2000),

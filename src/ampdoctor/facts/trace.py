@@ -5,39 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampdoctor.facts.drift import Drift
+from ampdoctor.facts.environment import Environment, Settling
 from ampdoctor.facts.site import Site, Source
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.facts.words import InReference, Mode, Origin, Outcome, Phase, Rerun, Role, TensorKind, Value
-
-
-@dataclass(frozen=True)
-class Environment:
-    """What ran where."""
-
-    tool_version: str
-    torch_version: str
-    python_version: str
-    device: str
-    """``cpu``, ``cuda:0`` ..."""
-    device_name: str
-    """The GPU's name; '' on a CPU."""
-    emulates: str | None
-    """``cuda`` where a CPU imitated CUDA's autocast policy and rounding; None where nothing was imitated."""
-    mode: Mode
-    dtype: str
-    """The candidate's low-precision dtype: ``float16`` | ``bfloat16``."""
-    loss_scale: float
-    """The configured loss scale."""
-    title: str
-    """What was scanned: the config's file name or the model target."""
-    forward_only: bool
-    """True for ``loss: none``."""
-    batches: int
-    trainable_parameters: int
-    """Elements in parameters that require a gradient."""
-    kernel_refusal: str = ""
-    """What the compiler of the fused kernel said, where torch's own ops had to count on a GPU instead. ''
-    where the kernel did it, where there is no Triton to make it, and on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -383,3 +354,10 @@ class Trace:
     """Of each batch whose outcome is finite and far off: the op where that begins, if one stands out."""
     optimizer_step: OptimizerStep | None = None
     """None where no optimizer is configured, and where its weights are not of low precision."""
+    settling: Settling | None = None
+    """None for a scale that nothing changes, and where no scale from the start down to 1 is finite."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale that is judged: the configured one; of a dynamic scaler the one at which it settles."""
+        return self.settling.loss_scale if self.settling else self.environment.loss_scale

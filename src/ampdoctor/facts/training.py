@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampdoctor.facts.trace import Birth, Environment
+from ampdoctor.facts.environment import Environment
+from ampdoctor.facts.trace import Birth
 
 
 @dataclass(frozen=True)

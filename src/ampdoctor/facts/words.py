@@ -17,12 +17,15 @@ AUTOCASTS: frozenset[Mode] = frozenset(("autocast",))
 CASTS_WEIGHTS: frozenset[Mode] = frozenset(("half",))
 """Modes in which weights, buffers and batch are cast before anything runs."""
 
+Scaler = Literal["dynamic", "fixed", "none"]
+"""What sets the loss scale: a GradScaler that halves it at each infinity; the user, once for all; nothing."""
+
 Phase = Literal["forward", "backward", "optimizer"]
 """What a step is doing when an op runs."""
 
 Role = Literal["reference", "candidate", "ladder"]
-"""What a pass is for. ``ladder`` is the candidate at another scale, where the configured one overflows in
-backward: the histograms of that run are the ones to read."""
+"""What a pass is for. ``ladder`` is the candidate at another scale than the one that is judged: a lower one,
+to read its histograms where that overflows in backward; or the one that a scaler starts at and leaves."""
 
 Value = Literal["inf", "nan"]
 """A non-finite value's kind."""

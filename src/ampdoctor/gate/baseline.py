@@ -13,8 +13,8 @@ from typing import Any
 from ampdoctor.diagnose.gate_result import Check
 from ampdoctor.diagnose.gathering import apart
 from ampdoctor.diagnose.report import Finding, LayerRow, Report
-from ampdoctor.facts.trace import Environment
-from ampdoctor.facts.words import SEVERITIES, Mode, Severity
+from ampdoctor.facts.environment import Environment
+from ampdoctor.facts.words import SEVERITIES, Mode, Scaler, Severity
 from ampdoctor.gate.rules import GateRules
 
 Key = tuple[str, str, str, str]
@@ -76,6 +76,7 @@ class KnownRun:
     dtype: str
     loss_scale: float
     torch: str
+    scaler: Scaler = "fixed"
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ def run_of(environment: Environment) -> KnownRun:
         dtype=environment.dtype,
         loss_scale=environment.loss_scale,
         torch=environment.torch_version.partition("+")[0],
+        scaler=environment.scaler,
     )
 
 

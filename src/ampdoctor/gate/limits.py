@@ -123,17 +123,16 @@ def _failed(figure: _Figure, value: float, limit: Limit) -> Check:
 
 def _whole_underflow(limits: Sequence[Limit], report: Report) -> Iterator[Check]:
     """``limits.gradient_underflow`` itself: the share of all gradient elements that are lost."""
-    configured = report.loss_scale.configured
-    key = f"{configured:.0f}" if configured >= 1 else f"{configured:g}"
-    lost = report.loss_scale.lost_fraction.get(key)
+    lost = report.loss_scale.lost_as_judged
     for limit in limits:
         if lost is None:
             yield _unmeasured(limit, f"{limit.key}: no gradient was measured")
         elif lost > limit.value:
             by = f"{percent(lost - limit.value)} too much"
+            at = scale(report.loss_scale.judged)
             message = (
-                f"{percent(lost)} of all gradient elements are lost at loss scale {scale(configured)}, where "
-                f"{limit.key} allows {_share(limit)}: {by}."
+                f"{percent(lost)} of all gradient elements are lost at loss scale {at}, where {limit.key} "
+                f"allows {_share(limit)}: {by}."
             )
             yield _check_of(UNDERFLOW, message, by, lost, limit.value)
 
@@ -141,19 +140,23 @@ def _whole_underflow(limits: Sequence[Limit], report: Report) -> Iterator[Check]
 def _scale(report: Report) -> Iterator[Check]:
     """``gate.scale_in_window``: the distance from the window, in bits."""
     found = report.loss_scale
+    if found.scaler == "none" and not found.searched and found.lost_as_judged is not None:
+        return  # there is no scale, and nothing that needs one
     if not found.searched:
         message = "gate.scale_in_window: no loss scales were tried, so that no window is known"
         yield _check_of(SCALE, message, "not measured", None, None)
     elif found.window is None:
-        message = f"No loss scale works, and so {scale(found.configured)} does not."
+        message = f"No loss scale works, and so {scale(found.judged)} does not."
         yield _check_of(SCALE, message, "no scale works", math.inf, None)
     else:
         low, high = found.window
-        above, below = math.log2(found.configured / high), math.log2(low / found.configured)
+        if found.settles_at is not None and found.ceiling is not None:
+            high = found.ceiling  # a dynamic scaler needs no margin
+        above, below = math.log2(found.judged / high), math.log2(low / found.judged)
         if max(above, below) > 0:
             by = f"{_bits(max(above, below))} too {'high' if above > 0 else 'low'}"
             message = (
-                f"The loss scale {scale(found.configured)} lies outside the window, {scale(low)} to "
+                f"The loss scale {scale(found.judged)} lies outside the window, {scale(low)} to "
                 f"{scale(high)}: {by}."
             )
             limit = high if above > 0 else low

@@ -8,7 +8,7 @@ from ampdoctor.diagnose.gate_result import Check
 from ampdoctor.diagnose.gathering import apart
 from ampdoctor.diagnose.report import Finding, Report
 from ampdoctor.diagnose.wording import count_words, format_name, in_mode, listing, percent, place, scale
-from ampdoctor.facts.words import SEVERITIES
+from ampdoctor.facts.words import SEVERITIES, Scaler
 from ampdoctor.gate.baseline import (
     Known,
     KnownFinding,
@@ -22,6 +22,13 @@ from ampdoctor.gate.rules import HEADROOM, GateRules
 
 GREW = 2.0
 """A known fault in more than this many times as many elements is a worse one; runs of the same code agree."""
+
+
+_SCALERS: dict[Scaler, str] = {
+    "fixed": "loss scale {}",
+    "dynamic": "a dynamic loss scale from {}",
+    "none": "no loss scale",
+}
 
 
 def worse_words(group: Sequence[Finding], known: KnownFinding, rules: GateRules) -> str:
@@ -134,8 +141,8 @@ def other_run(report: Report, known: Known) -> str:
         parts.append(f"{was.device}{emulated}")
     if (now.mode, now.dtype) != (was.mode, was.dtype):
         parts.append(in_mode(format_name(was.dtype), was.mode))
-    if now.loss_scale != was.loss_scale:
-        parts.append(f"loss scale {scale(was.loss_scale)}")
+    if (now.scaler, now.loss_scale) != (was.scaler, was.loss_scale):
+        parts.append(_SCALERS[was.scaler].format(scale(was.loss_scale)))
     if now.torch != was.torch:
         parts.append(f"torch {was.torch}")
     return f"The baseline was measured with {', '.join(parts)}." if parts else ""

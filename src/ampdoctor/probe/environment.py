@@ -6,7 +6,7 @@ import platform
 
 import torch
 
-from ampdoctor.facts.trace import Environment
+from ampdoctor.facts.environment import Environment
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.device import device_name
 from ampdoctor.probe.passes.precision import candidate
@@ -31,5 +31,6 @@ def environment_of(workload: Workload, plan: Plan, device: torch.device) -> Envi
         forward_only=workload.forward_only,
         batches=len(workload.batches),
         trainable_parameters=sum(p.numel() for p in workload.model.parameters() if p.requires_grad),
+        scaler=plan.scaler,
         kernel_refusal=refusal() if device.type == "cuda" else "",
     )

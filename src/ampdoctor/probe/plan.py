@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampdoctor.facts.words import Mode
+from ampdoctor.facts.scaler_policies import GRAD_SCALER_START
+from ampdoctor.facts.words import Mode, Scaler
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ScaledModule:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to run the candidate. Defaults are the contract's."""
+    """How to run the candidate. Defaults are the contract's, but for the loss scale, which is fixed here."""
 
     mode: Mode = "autocast"
     """``half``: weights and batch cast to ``dtype``; ``none``: as built"""
@@ -42,7 +43,10 @@ class Plan:
     """``auto`` | ``cpu`` | ``cuda`` | ``cuda:1``"""
     emulate: str = "cuda"
     """What a CPU imitates: ``cuda`` | ``none``"""
-    loss_scale: float = 65536.0
+    loss_scale: float = GRAD_SCALER_START
+    """Of a dynamic scaler, the one it starts at; 1 without a scaler."""
+    scaler: Scaler = "fixed"
+    """``dynamic``: the scale is halved until the gradients are finite; the candidate is what runs there."""
     seed: int = 0
     search_scale: bool = True
     """Run the candidate at other loss scales too, to find and prove the window that works."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ampdoctor.facts.environment import Settling
 from ampdoctor.facts.trace import Pass, ScaleRun, SiteRecord
 from ampdoctor.scales.gradient_harm import harmed
 from ampdoctor.scales.powers_of_two import (
@@ -34,25 +36,51 @@ class ScaleSearch:
 
     references: Sequence[Pass]
     candidates: Sequence[Pass]
-    """The passes at the configured scale, one per batch, in the references' order."""
+    """The passes at one scale, one per batch, in the references' order."""
     run_at: RunAt
     margin_bits: float
     underflow_limit: float
-    runs: list[ScaleRun] = field(default_factory=list)
     recordings: dict[int, Pass] = field(default_factory=dict)
     """Batch -> the finite pass to read. A batch without one has no scale that works."""
     _known: dict[tuple[int, float], Pass] = field(default_factory=dict)
 
+    @property
+    def runs(self) -> tuple[ScaleRun, ...]:
+        """What each run says, in the order made."""
+        return tuple(scale_run(run, self._twin(run.batch)) for run in self._known.values())
+
+    def settle(self) -> Settling | None:
+        """Where GradScaler settles from the candidates' scale, which overflows; None where it does not.
+
+        The scale is found by running, and so is the one above it. The passes there are the candidates then.
+        """
+        start = self.candidates[0].loss_scale
+        self._record()
+        predicted = self._ceiling()
+        if predicted is None or len(self.recordings) < len(self.candidates):
+            return None
+        # what limits comes first: where it overflows, the others need not run
+        order = sorted((c.batch for c in self.candidates), key=lambda batch: batch != predicted[0])
+
+        def works(skips: int) -> bool:
+            return all(is_finite(self._at(batch, start / 2**skips)) for batch in order)
+
+        most = math.frexp(start)[1] - 1 - LOWEST
+        skips = max(1, min(most, math.ceil(math.log2(start) - predicted[1])))
+        while skips <= most and not works(skips):
+            skips += 1
+        if skips > most:
+            return None
+        while skips > 1 and works(skips - 1):
+            skips -= 1
+        self.candidates = [self._at(c.batch, start / 2**skips) for c in self.candidates]
+        return Settling(start / 2**skips, skips)
+
     def run(self) -> None:
         """Finds the ceiling, runs the first scale past it and the recommended one, and the low end."""
-        for candidate in self.candidates:
-            self._know(candidate)
-            if is_finite(candidate) and is_power_of_two(candidate.loss_scale):
-                self.recordings[candidate.batch] = candidate
-            elif is_finite(lowest := self._at(candidate.batch, 2.0**LOWEST)):
-                self.recordings[candidate.batch] = lowest
-            else:
-                self._record_below_one(candidate.batch)
+        self._record()
+        for batch in [c.batch for c in self.candidates if c.batch not in self.recordings]:
+            self._record_below_one(batch)
         if len(self.recordings) < len(self.candidates) or any(
             p.loss_scale < 2.0**LOWEST for p in self.recordings.values()
         ):
@@ -60,6 +88,15 @@ class ScaleSearch:
         best = self._recommended()
         if best is not None:
             self._low_end(best)
+
+    def _record(self) -> None:
+        """A recording of each batch: its candidate, else its run at the lowest scale, if that is finite."""
+        for candidate in self.candidates:
+            self._know(candidate)
+            if is_finite(candidate) and is_power_of_two(candidate.loss_scale):
+                self.recordings[candidate.batch] = candidate
+            elif is_finite(lowest := self._at(candidate.batch, 2.0**LOWEST)):
+                self.recordings[candidate.batch] = lowest
 
     def _record_below_one(self, batch: int) -> None:
         """No scale of 1 or more works: what would, is read from a recording at a scale that is no cure."""
@@ -143,7 +180,6 @@ class ScaleSearch:
 
     def _know(self, run: Pass) -> None:
         self._known[run.batch, run.loss_scale] = run
-        self.runs.append(scale_run(run, self._twin(run.batch)))
 
     def _twin(self, batch: int) -> Pass | None:
         return next((p for p in self.references if p.batch == batch), None)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from ampdoctor.errors import ProbeError, memory_runs_out
 from ampdoctor.facts.drift import Drift
+from ampdoctor.facts.environment import Settling
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import (
     Birth,
@@ -33,6 +35,7 @@ from ampdoctor.probe.births.reference_twins import ReferenceWatch
 from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.drift import find_drift
 from ampdoctor.probe.environment import environment_of
+from ampdoctor.probe.observer_effect import effect_of_recording
 from ampdoctor.probe.optimizer_step import first_step
 from ampdoctor.probe.passes.comparison import Comparison, Progress
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
@@ -44,8 +47,10 @@ from ampdoctor.probe.scale_search import ScaleSearch
 from ampdoctor.probe.search_allowed import backward_can_be_judged
 from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.observer import Observer
-from ampdoctor.probe.watch.unrecorded import Absent, Unrecorded
+from ampdoctor.probe.watch.unrecorded import Absent
 from ampdoctor.scales.drift import has_parted
+from ampdoctor.scales.gradient_harm import harmed
+from ampdoctor.scales.recordings import is_finite
 
 _ROOT_SCALE = 1.0
 """The scale at which backward is looked at for a fault that a high scale hides."""
@@ -73,6 +78,14 @@ class _Session:
     left_ops: dict[str, None] = field(default_factory=dict)
     exact: dict[int, Run] = field(default_factory=dict)
     """Batch -> its reference run, whose gradients later passes are compared with."""
+    exact_passes: dict[int, Pass] = field(default_factory=dict)
+    """Batch -> the facts of that run."""
+    waiting: list[int] = field(default_factory=list)
+    """Batches for whose gradients a dynamic scaler lowers its scale, before anything is said of them."""
+    settling: Settling | None = None
+    search: ScaleSearch | None = None
+    sound: dict[tuple[int, float], bool] = field(default_factory=dict)
+    """(batch, loss scale) of the search's runs -> nothing in the pass is NaN or inf."""
     scale_runs: tuple[ScaleRun, ...] = ()
     drifts: list[Drift] = field(default_factory=list)
     optimizer_step: OptimizerStep | None = None
@@ -80,6 +93,11 @@ class _Session:
     deterministic: bool | None = None
     observer_changed_loss: bool | None = None
     interrupted: bool = False
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale that is judged."""
+        return self.settling.loss_scale if self.settling else self.plan.loss_scale
 
     def run(self) -> Trace:
         self.device = choose_device(self.plan.device)
@@ -94,22 +112,11 @@ class _Session:
         refuse_without_values(model)
         bad = tuple(bad_tensors(model, self.workload.batches))
         for index, batch in enumerate(self.workload.batches):
-            try:
-                self._batch(index, batch)
-            except KeyboardInterrupt:
-                self.interrupted = True
-            if self.interrupted:
-                break
-        if (
-            self.plan.search_scale
-            and not self.interrupted
-            and backward_can_be_judged(self.passes, self.births)
-        ):
-            self._search_scale()
-        if not self.interrupted:
-            self._look_for_drift()
-        if not self.interrupted:
-            self._step_optimizer()
+            self._unless_interrupted(partial(self._batch, index, batch))
+        self._unless_interrupted(self._settle)
+        self._unless_interrupted(self._search_scale)
+        self._unless_interrupted(self._look_for_drift)
+        self._unless_interrupted(self._step_optimizer)
         return Trace(
             environment=environment_of(self.workload, self.plan, self.device),
             modules=module_records(self.workload, self.first_candidate),
@@ -117,6 +124,7 @@ class _Session:
             passes=tuple(self.passes),
             births=tuple(self.births),
             scale_runs=self.scale_runs,
+            settling=self.settling,
             drifts=tuple(self.drifts),
             opaque_ops=tuple(sorted(self.opaque_ops)),
             refused_ops=tuple(sorted(self.left_ops)),
@@ -128,26 +136,32 @@ class _Session:
             optimizer_step=self.optimizer_step,
         )
 
+    def _unless_interrupted(self, part: Callable[[], None]) -> None:
+        if self.interrupted:
+            return
+        try:
+            part()
+        except KeyboardInterrupt:
+            self.interrupted = True
+
     def _look_for_drift(self) -> None:
         """Of the batches whose outcome is finite and far off, the op where that begins."""
         for index in range(len(self.workload.batches)):
-            twin = next((p for p in self.passes if p.role == "reference" and p.batch == index), None)
+            twin = self.exact_passes.get(index)
             ours = [p for p in self.passes if p.role != "reference" and p.batch == index]
             explained = any(b.batch == index and b.site and b.site.phase == "forward" for b in self.births)
             if twin is None or explained or not any(has_parted(p, twin) for p in ours):
                 continue
             self.progress(f"where batch {index} parts from FP32", 1, 1)
-            precision = candidate(self.plan, self.device, self.plan.loss_scale)
+            precision = candidate(self.plan, self.device, self.loss_scale)
             found = find_drift(self.workload, index, precision, self.plan.seed)
             if found is not None:
                 self.drifts.append(found)
 
     def _step_optimizer(self) -> None:
         self.progress("the optimizer's first step", 1, 1)
-        try:
-            self.optimizer_step = first_step(self.workload, self.plan, self.device)
-        except KeyboardInterrupt:
-            self.interrupted = True
+        plan = replace(self.plan, loss_scale=self.loss_scale)
+        self.optimizer_step = first_step(self.workload, plan, self.device)
 
     # -- one batch: reference, candidate, and a second look where something is not finite
 
@@ -156,7 +170,7 @@ class _Session:
         self.progress(f"FP32 reference, batch {index}", 2 * index, steps)
         exact = self._plain(batch, self.reference)
         self.exact[index] = exact
-        self._keep(index, exact, exact, {})
+        self._keep(index, exact, exact)
         if self.interrupted:
             return
         self.progress(f"{self.plan.dtype} candidate, batch {index}", 2 * index + 1, steps)
@@ -168,16 +182,16 @@ class _Session:
         if exact.raised is not None and run.raised is None and not self.interrupted:
             exact = self._with_casts_widened(index, batch, exact)
         records = run.observer.records()
-        if self.interrupted or (_is_sound(records, run) and not run.interrupted):
-            self._keep(index, run, exact, {}, records)
-            if index == 0 and not self.interrupted:
-                self._check_observer(batch, precision, run)
-            return
-        self.progress(f"second look, batch {index}", 2 * index + 1, steps)
-        look = self._look(batch, precision, run.raised)
-        self._keep(index, run, exact, look.exact if look is not None else {}, records)
-        if look is not None:
-            self._describe(index, batch, precision, look, run.raised)
+        self._keep(index, run, exact, records)
+        waits, sound = self._waits_for_scaler(index), _is_sound(records, run)
+        if index == 0 and (waits or sound) and not self.interrupted:
+            seen = effect_of_recording(self.workload, batch, run, self.plan.seed)
+            self.deterministic, self.observer_changed_loss, interrupted = seen
+            self.interrupted |= interrupted
+        if waits:
+            self.waiting.append(index)
+        elif not sound and not self.interrupted:
+            self._look_closer(self.passes[-1])
 
     def _with_casts_widened(self, index: int, batch: Any, as_written: Run) -> Run:
         """The reference without the model's own casts to 16 bits; the one that raised, if this does too."""
@@ -187,33 +201,75 @@ class _Session:
         self.reference, wide.raised_as_written = wide.precision, as_written.raised
         self.exact[index] = wide
         self.passes.pop()
-        self._keep(index, wide, wide, {})
+        self._keep(index, wide, wide)
         return wide
 
     # -- the loss scales that work
 
+    def _waits_for_scaler(self, index: int) -> bool:
+        """Only the last candidate's gradients are not finite, and FP32's are: a scaler lowers its scale."""
+        run, exact = self.passes[-1], self.exact_passes[index]
+        sound = run.loss is not None and math.isfinite(run.loss) and run.backward_ran and run.raised is None
+        return self.plan.scaler == "dynamic" and sound and not is_finite(run) and is_finite(exact)
+
+    def _settle(self) -> None:
+        """The candidates are those at the scale where a dynamic scaler settles, if it does."""
+        runs = self._candidates()
+        if self.plan.scaler != "dynamic" or not runs:
+            return
+        if all(map(is_finite, runs)):
+            self.settling = Settling(self.plan.loss_scale, 0)
+        elif all(is_finite(p) or p.batch in self.waiting for p in runs):
+            self.settling = self._search().settle()
+        if self.settling is None or not self.settling.skips:
+            for p in runs:
+                if p.batch in self.waiting:
+                    self._look_closer(p)
+            return
+        self.births.clear()
+        self.passes = [replace(p, role="ladder") if p.role == "candidate" else p for p in self.passes]
+        for p in self._search().candidates:
+            self.passes.append(replace(p, role="candidate"))
+            if not self.sound[p.batch, p.loss_scale]:
+                self._look_closer(self.passes[-1])
+
+    def _search(self) -> ScaleSearch:
+        """The search, which remembers every run that it was given or made."""
+        if self.search is None:
+            self.search = ScaleSearch(
+                list(self.exact_passes.values()),
+                self._candidates(),
+                self._at_scale,
+                self.plan.scale_margin_bits,
+                self.plan.underflow_limit,
+            )
+        return self.search
+
     def _search_scale(self) -> None:
-        search = ScaleSearch(
-            [p for p in self.passes if p.role == "reference"],
-            [p for p in self.passes if p.role == "candidate"],
-            self._at_scale,
-            self.plan.scale_margin_bits,
-            self.plan.underflow_limit,
-        )
+        if not self.plan.search_scale or not backward_can_be_judged(self.passes, self.births):
+            return
+        if self.plan.scaler == "none" and not any(map(_needs_a_scale, self._candidates())):
+            return
+        search = self._search()
+        search.candidates = self._candidates()
         try:
             search.run()
-        except KeyboardInterrupt:
-            self.interrupted = True
-        self.scale_runs = () if self.interrupted else tuple(search.runs)
-        configured = {id(p) for p in self.passes}
-        self.passes += [p for p in search.recordings.values() if id(p) not in configured]
+        finally:
+            known = {(p.batch, p.loss_scale) for p in self.passes if p.role != "reference"}
+            self.passes += [p for p in search.recordings.values() if (p.batch, p.loss_scale) not in known]
+        self.scale_runs = search.runs
+
+    def _candidates(self) -> list[Pass]:
+        return [p for p in self.passes if p.role == "candidate"]
 
     def _at_scale(self, index: int, scale: float) -> Pass:
         self.progress(f"loss scale {scale:,.0f}, batch {index}", 1, 1)
         run = self._plain(self.workload.batches[index], candidate(self.plan, self.device, scale))
         if run.interrupted:
             raise KeyboardInterrupt  # no further scale is tried
-        return replace(self._pass(index, run, self.exact[index], {}, run.observer.records()), role="ladder")
+        records = run.observer.records()
+        self.sound[index, scale] = _is_sound(records, run)
+        return replace(self.comparison.facts(index, run, self.exact[index], records), role="ladder")
 
     def _plain(self, batch: Any, precision: Precision) -> Run:
         run = run_pass(self.workload, batch, precision, self.plan.seed, Observer)
@@ -221,6 +277,16 @@ class _Session:
         self.left_ops.update(run.observer.left_ops)
         self.interrupted |= run.interrupted
         return run
+
+    def _look_closer(self, run: Pass) -> None:
+        """A second look at a candidate that is not sound: its births, and exact counts."""
+        batch, precision = self.workload.batches[run.batch], candidate(self.plan, self.device, run.loss_scale)
+        self.progress(f"second look, batch {run.batch}", 2 * run.batch + 1, 2 * len(self.workload.batches))
+        look = self._look(batch, precision, run.raised)
+        if look is not None:
+            counted = replace(run, sites=tuple(_with_counts(r, look.exact) for r in run.sites))
+            self.passes[self.passes.index(run)] = counted
+            self._describe(run.batch, batch, precision, look, run.raised)
 
     def _look(self, batch: Any, precision: Precision, raised: Raised | None) -> SecondLook | None:
         """The second look; ``raised``: what the pass it looks at ended with."""
@@ -262,7 +328,7 @@ class _Session:
             assert isinstance(watch.observer, ReferenceWatch)
             twins = watch.observer.twins
             self.interrupted |= watch.interrupted
-        exact = next((p for p in self.passes if p.role == "reference" and p.batch == index), None)
+        exact = self.exact_passes.get(index)
         # The look's own run is over: what the model holds now is what its user built.
         blame_the_cast(look.births, self.workload.model)
         offset = len(self.births)
@@ -272,18 +338,12 @@ class _Session:
             parents = tuple(p + offset for p in fact.parents)
             self.births.append(replace(fact, id=fact.id + offset, parents=parents, samples=samples))
 
-    def _keep(
-        self, index: int, run: Run, exact: Run, counts: dict[Site, Any],
-        records: tuple[SiteRecord, ...] | None = None,
-    ) -> None:  # fmt: skip
+    def _keep(self, index: int, run: Run, exact: Run, records: tuple[SiteRecord, ...] | None = None) -> None:
+        """The facts of a run, without its tensors, are the last of ``passes``."""
         records = run.observer.records() if records is None else records
-        self.passes.append(self._pass(index, run, exact, counts, records))
-
-    def _pass(
-        self, index: int, run: Run, exact: Run, counts: dict[Site, Any], records: tuple[SiteRecord, ...]
-    ) -> Pass:
-        """The facts of a run, without its tensors."""
-        return self.comparison.facts(index, run, exact, tuple(_with_counts(r, counts) for r in records))
+        self.passes.append(self.comparison.facts(index, run, exact, records))
+        if run is exact:
+            self.exact_passes[index] = self.passes[-1]
 
     def _refuse_general_failure(self, batch: Any, exact: Run, run: Run) -> None:
         """A model that raises the same in FP32 has a plain bug; there is nothing to compare."""
@@ -303,37 +363,6 @@ class _Session:
             a.traceback,
         )
 
-    def _check_observer(self, batch: Any, precision: Precision, run: Run) -> None:
-        """Runs the candidate again, forward only, with nothing recorded: the loss must not change."""
-        if run.loss is None or run.raised is not None:
-            return
-
-        def unrecorded() -> Tensor | None:
-            forward = replace(self.workload, step=_without_history(self.workload.step))
-            again = run_pass(forward, batch, precision, self.plan.seed, Unrecorded)
-            self.interrupted |= again.interrupted
-            return again.loss
-
-        first = unrecorded()
-        if self.interrupted or first is None:
-            return
-        if torch.equal(first, run.loss):
-            self.deterministic, self.observer_changed_loss = True, False
-            return
-        second = unrecorded()
-        if second is not None:
-            self.deterministic = torch.equal(first, second)
-            self.observer_changed_loss = True if self.deterministic else None
-
-    # -- facts about the whole
-
-
-def _without_history(step: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
-    def forward(model: nn.Module, batch: Any) -> Any:
-        return step(model, batch).detach()
-
-    return forward
-
 
 def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:
     """Nothing in the pass is NaN or inf."""
@@ -342,6 +371,11 @@ def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:
         and (run.loss is None or bool(torch.isfinite(run.loss).all()))
         and all(bool(torch.isfinite(t).all()) for t in (*run.gradients.values(), *run.buffers.values()))
     )
+
+
+def _needs_a_scale(run: Pass) -> bool:
+    """Gradients that overflow, or that rounding took from a parameter."""
+    return not is_finite(run) or bool(harmed(run.parameters))
 
 
 def _with_counts(record: SiteRecord, counts: dict[Site, Any]) -> SiteRecord:

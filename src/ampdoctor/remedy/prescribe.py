@@ -54,10 +54,16 @@ def prescribe(
 
 
 def treated(plan: Plan, treatment: TreatmentPlan) -> Plan:
-    """How to run the candidate under a treatment."""
+    """How to run the candidate under a treatment. What it says of the loss scale stays; BF16 needs none."""
+    scale, scaler = treatment.loss_scale, plan.scaler
+    if scale is not None:
+        scaler = "none" if treatment.dtype == "bfloat16" and scale == 1.0 else "fixed"
+    elif scaler == "dynamic" and treatment.dtype == "bfloat16":
+        scale, scaler = 1.0, "none"
     return replace(
         plan,
-        loss_scale=plan.loss_scale if treatment.loss_scale is None else treatment.loss_scale,
+        loss_scale=plan.loss_scale if scale is None else scale,
+        scaler=scaler,
         dtype=treatment.dtype or plan.dtype,
         wide_modules=tuple(WideModule(path, treatment.output == "cast") for path in treatment.fp32),
         wide_loss=treatment.loss_fp32,
@@ -294,7 +300,7 @@ def _proof(trace: Trace, report: Report) -> Proof:
     ]
     return Proof(
         len(runs),
-        trace.environment.loss_scale,
+        trace.loss_scale,
         max(losses, default=None),
         max(gradients, default=None),
         report.loss_scale.window,

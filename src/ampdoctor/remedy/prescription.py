@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ampdoctor.facts.environment import Environment
 from ampdoctor.facts.plain import to_json
-from ampdoctor.facts.trace import Environment
 from ampdoctor.facts.words import Verdict
 from ampdoctor.remedy.plan import TreatmentPlan
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group
 
 from ampdoctor.diagnose.report import LossScale, Report
-from ampdoctor.diagnose.wording import percent, place, scale, short_op
+from ampdoctor.diagnose.wording import percent, place, power, scale, settling_words, short_op
 from ampdoctor.render.words import words
 
 _IN_FORWARD = ("forward-overflow", "forward-underflow", "forward-undefined", "bad-input", "raises")
@@ -17,14 +17,34 @@ _IN_FORWARD = ("forward-overflow", "forward-underflow", "forward-undefined", "ba
 def loss_scale_section(report: Report) -> Group:
     """What was configured, what works, what limits it, and whether that was run."""
     loss_scale = report.loss_scale
-    lines = [words(f"configured {scale(loss_scale.configured)}   {judgement(report)}")]
+    lines = [words(f"{configured_words(loss_scale)}   {judgement(report)}")]
+    lines += [words(f"scaler     {line}") for line in settling_lines(loss_scale)]
     if loss_scale.searched:
         lines += [words(line) for line in window_lines(loss_scale)]
     return Group(*lines)
 
 
+def configured_words(loss_scale: LossScale) -> str:
+    """``configured 65,536``, ``dynamic from 65,536``, ``no scaler``."""
+    if loss_scale.scaler == "none":
+        return "no scaler "
+    word = "configured" if loss_scale.scaler is None else "dynamic from"
+    return f"{word} {scale(loss_scale.configured)}"
+
+
+def judged_word(loss_scale: LossScale) -> str:
+    """``configured``, or ``settled`` where a scaler moved the scale."""
+    return "settled" if loss_scale.skips else "configured"
+
+
+def settling_lines(loss_scale: LossScale) -> Iterator[str]:
+    """What a dynamic scaler does before the first step that it takes, where it skips any."""
+    if loss_scale.skips and loss_scale.settles_at is not None:
+        yield f"{settling_words(loss_scale.skips, loss_scale.settles_at)}, as at the start of any training"
+
+
 def judgement(report: Report) -> str:
-    """What the configured scale does."""
+    """What the scale that is judged does."""
     loss_scale = report.loss_scale
     if report.verdict in _IN_FORWARD:
         return "no other helps: the fault is in forward"
@@ -34,8 +54,7 @@ def judgement(report: Report) -> str:
         return "none works"
     if report.verdict == "backward-overflow":
         return "too high: backward overflows here"
-    key = f"{loss_scale.configured:.0f}" if loss_scale.configured >= 1 else f"{loss_scale.configured:g}"
-    lost = loss_scale.lost_fraction.get(key)
+    lost = loss_scale.lost_as_judged
     if lost is None:
         return "no gradient to judge it by"
     prefix = "too low: " if report.verdict == "gradient-underflow" else ""
@@ -101,9 +120,3 @@ def _alternative(alternative: Mapping[str, Any]) -> str:
 
 def _range(window: Any) -> str:
     return "none" if window is None else f"{power(window[0])} .. {power(window[1])}"
-
-
-def power(value: float) -> str:
-    """``2^14``: in a window the exponent is what one compares."""
-    exponent = value.hex().partition("p")[2]
-    return f"2^{int(exponent)}"

@@ -9,12 +9,12 @@ from dataclasses import replace
 from rich.text import Text
 
 from ampdoctor.diagnose.report import Finding, FirstFault, Report
-from ampdoctor.diagnose.wording import count_words, listing, number, place, scale
+from ampdoctor.diagnose.wording import count_words, listing, number, place
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import accepted_words
 from ampdoctor.render.gate_markdown import STATUS_WORDS, gate_lines
 from ampdoctor.render.layer_columns import COLUMNS, name_of, shown_rows
-from ampdoctor.render.loss_scale_text import judgement, window_lines
+from ampdoctor.render.loss_scale_text import configured_words, judgement, settling_lines, window_lines
 from ampdoctor.render.markdown_words import cell_code, code, escaped, table
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import source_words, subject
@@ -114,9 +114,8 @@ def _losses(report: Report) -> Iterator[str]:
     """The losses and what is known of loss scales, as a list."""
     lines = [f"**Loss** {_spaced(loss_words(report))}"] if report.losses else []
     if report.passes and not report.environment.forward_only:
-        lines.append(
-            f"**Loss scale** configured {scale(report.loss_scale.configured)}: {escaped(judgement(report))}"
-        )
+        lines.append(f"**Loss scale** {configured_words(report.loss_scale)}: {escaped(judgement(report))}")
+        lines += [escaped(line) for line in settling_lines(report.loss_scale)]
         if report.loss_scale.searched:
             lines += [_spaced(line) for line in window_lines(report.loss_scale)]
     if lines:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.wording import count_words, format_name, in_mode, number, place
-from ampdoctor.facts.trace import Environment
+from ampdoctor.facts.environment import Environment
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import findings_section, waivers_section
 from ampdoctor.render.layers_text import layers_section

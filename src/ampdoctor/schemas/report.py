@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampdoctor.diagnose.report import SCHEMA, FirstFault, ParameterRow, Report
-from ampdoctor.facts.trace import Environment
+from ampdoctor.facts.environment import Environment
 from ampdoctor.schemas import DRAFT
 from ampdoctor.schemas.from_types import Definitions, Json, class_doc, described, nullable, whole
 

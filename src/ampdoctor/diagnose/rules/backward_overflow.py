@@ -49,7 +49,8 @@ def check(reading: Reading) -> Iterable[Finding]:
     births = births_of(reading, lambda j: not j.in_forward and j.cause == RANGE)
     at_any_scale = {_place(j) for j in births if overflows_at_any_scale(j.birth)}
     only_here = [j for j in births if _place(j) not in at_any_scale]
-    severity = _SEVERITIES.get(reading.verdict, "warning")
+    scaler_halves_it = reading.trace.environment.scaler == "dynamic"
+    severity = _SEVERITIES.get(reading.verdict, "info" if scaler_halves_it else "warning")
     return findings_by_place(CODE, TITLE, only_here, _message, lambda j: _remedy(reading, j), severity)
 
 
@@ -90,7 +91,7 @@ def _is_half_summand(birth: Birth) -> bool:
 def _lower_scale(reading: Reading) -> str:
     """``start with a lower scale``, and the call to write where one was found; else why there is none."""
     scales = reading.scales
-    lower = f"start with a lower scale than {scale(reading.trace.environment.loss_scale)}"
+    lower = f"start with a lower scale than {scale(reading.trace.loss_scale)}"
     if scales is None:
         return f"{lower}: which one works was not measured here"
     if scales.recommended is None:

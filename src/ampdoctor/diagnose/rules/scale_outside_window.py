@@ -4,15 +4,17 @@ What it means
     Other loss scales work and the configured one does not, or hardly: it
     overflows, or gradients that matter become zero, or it lies within the
     safety margin below the first overflow, where one larger batch tips it
-    over. A dynamic scaler would find its way at the price of skipped steps; a
-    static one would not.
+    over. A static scale stays there. A dynamic scaler that starts too high
+    halves its scale at the price of a few skipped steps, as GradScaler does
+    at the start of any training: that is information, and no fault.
 
 How it is found
     The window is read from the exponent histograms of every low-precision
     tensor of one recorded backward and then run: the recommended scale must
     be finite, the first past the ceiling must overflow where predicted.
     Severity is warning where the configured scale does harm, info where it
-    lies outside but neither overflows nor harms a parameter.
+    lies outside but neither overflows nor harms a parameter. Where a dynamic
+    scaler settles is found by running: start, start / 2, start / 4 ...
 
 What to do
     Start the scaler inside the window: torch.amp.GradScaler's init_scale.
@@ -33,20 +35,23 @@ from ampdoctor.diagnose.amounts import outside_window
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.verdict import Reading
-from ampdoctor.diagnose.wording import place, scale
-from ampdoctor.scales.powers_of_two import GradientTensor
+from ampdoctor.diagnose.wording import place, scale, settling_words
+from ampdoctor.facts.environment import Settling
+from ampdoctor.scales.powers_of_two import GradientTensor, recommended_in
 from ampdoctor.scales.reading import ScaleReading, Window
 
 
 def check(reading: Reading) -> Iterable[Finding]:
-    """One finding where there is a window and the configured scale is not in it."""
-    scales = reading.scales
-    configured = reading.trace.environment.loss_scale
+    """One finding where there is a window and the scale is not in it: of a dynamic scaler, its first one."""
+    scales, settling = reading.scales, reading.trace.settling
+    configured = reading.trace.loss_scale
     if scales is None or scales.window is None or scales.recommended is None:
         return
     low, high = 2.0**scales.window.low, 2.0**scales.window.high
-    if low <= configured <= high:
-        return
+    if settling is not None and settling.skips and configured >= low:
+        yield _settles(settling, reading.trace.environment.loss_scale, scales, scales.window)
+    if low <= configured and (configured <= high or settling is not None):
+        return  # a dynamic scaler goes up to the first overflow and back, and needs no margin
     harmful = reading.verdict in ("backward-overflow", "gradient-underflow")
     limit = scales.high_limit if configured > high else scales.low_limit
     yield Finding(
@@ -67,6 +72,34 @@ def check(reading: Reading) -> Iterable[Finding]:
         amounts=outside_window(configured, low, high),
         whole_scan=True,
         remedy=f"torch.amp.GradScaler(init_scale={2.0**scales.recommended:.0f}).",
+    )
+
+
+def _settles(settling: Settling, start: float, scales: ScaleReading, window: Window) -> Finding:
+    """Information: the ordinary back-off of a scaler that starts above the window."""
+    limit = scales.high_limit
+    skips = settling_words(settling.skips, settling.loss_scale)
+    where = f": above it the backward of {place(limit.site.module)} overflows" if limit else ""
+    return Finding(
+        code=CODE,
+        severity="info",
+        title="GradScaler starts above the window and settles in it",
+        module=limit.site.module if limit else "",
+        op=limit.site.op if limit else "",
+        source=limit.source if limit else None,
+        message=f"{skips}{where}. It does so at the start of a training, and no fault is in it.",
+        evidence={
+            "starts_at": start,
+            "skips": settling.skips,
+            "settles_at": settling.loss_scale,
+            "window": [2.0**window.low, 2.0**window.high],
+        },
+        amounts=outside_window(start, 2.0**window.low, 2.0**window.high),
+        whole_scan=True,
+        remedy=(
+            "Nothing; torch.amp.GradScaler(init_scale="
+            f"{2.0 ** recommended_in(window.low, window.high):.0f}) saves those steps."
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from ampdoctor.diagnose.wording import percent
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.histogram import exponent_of
 from ampdoctor.facts.zones import zone_of, zones
+from ampdoctor.render.loss_scale_text import judged_word
 from ampdoctor.scales.powers_of_two import HIGHEST, LOWEST
 
 _BELOW, _ABOVE = 16, 9
@@ -96,7 +97,7 @@ def sweep_chart(report: Report) -> SweepChart | None:
     return SweepChart(
         tuple(_scale_column(scales, k) for k in range(LOWEST, HIGHEST + 1)),
         tuple(Mark(f"2^{k}", _middle(k - LOWEST, count)) for k in range(LOWEST, HIGHEST + 1, _TICKS)),
-        _middle(_clamped(math.log2(scales.configured)) - LOWEST, count),
+        _middle(_clamped(math.log2(scales.judged)) - LOWEST, count),
         None if scales.recommended is None else _middle(math.log2(scales.recommended) - LOWEST, count),
     )
 
@@ -117,11 +118,12 @@ def gradient_chart(report: Report) -> GradientChart | None:
         return None
     fmt = FLOAT_FORMATS[histogram.dtype]
     low, high = _axis(histogram, fmt)
-    exponent = int(_clamped(math.floor(math.log2(report.loss_scale.configured))))
+    scales = report.loss_scale
+    exponent = int(_clamped(math.floor(math.log2(scales.judged))))
     count = high - low + 1
     return GradientChart(
         exponent,
-        "configured" if report.loss_scale.configured == 2.0**exponent else "nearest to configured",
+        f"{'' if scales.judged == 2.0**exponent else 'nearest to '}{judged_word(scales)}",
         None if report.loss_scale.recommended is None else exponent_of(report.loss_scale.recommended),
         low,
         high,

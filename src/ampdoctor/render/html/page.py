@@ -11,13 +11,19 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ampdoctor.diagnose.report import Report
-from ampdoctor.diagnose.wording import count_words, number, percent, place, scale, short_op
+from ampdoctor.diagnose.wording import count_words, number, percent, place, power, scale, short_op
 from ampdoctor.render.fault_text import operand_words, value_lines
 from ampdoctor.render.findings_text import waiver_words
 from ampdoctor.render.html import view
 from ampdoctor.render.html.charts import gradient_chart, sweep_chart
 from ampdoctor.render.layer_columns import COLUMNS, name_of, used
-from ampdoctor.render.loss_scale_text import judgement, limit_lines, power
+from ampdoctor.render.loss_scale_text import (
+    configured_words,
+    judged_word,
+    judgement,
+    limit_lines,
+    settling_lines,
+)
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import source_words
 from ampdoctor.render.text import environment_words, loss_words
@@ -124,6 +130,9 @@ def _templates() -> Environment:
         "columns": COLUMNS,
         "used": used,
         "judgement": judgement,
+        "configured_words": configured_words,
+        "settling_lines": settling_lines,
+        "judged_word": judged_word,
         "limit_lines": limit_lines,
         "loss_words": loss_words,
         "count_words": count_words,

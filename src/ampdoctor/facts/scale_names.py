@@ -1,4 +1,4 @@
-"""A loss scale as people write it on a command line."""
+"""A loss scale as people write it: on a command line, in a config."""
 
 from __future__ import annotations
 

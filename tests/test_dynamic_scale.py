@@ -1,0 +1,255 @@
+"""A dynamic scaler: judged where it settles, and its ordinary back-off is no fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampdoctor import scan as scan_live
+from ampdoctor.api.request import scale_of
+from ampdoctor.config.loss_scale import DynamicScaler
+from ampdoctor.config.schema import PrecisionSection
+from ampdoctor.diagnose.engine import diagnose
+from ampdoctor.diagnose.report import Report
+from ampdoctor.facts.environment import Settling
+from ampdoctor.facts.trace import Trace
+from ampdoctor.gate.evaluate import evaluate
+from ampdoctor.gate.rules import GateRules
+from ampdoctor.load.workload import Workload
+from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.scan import probe
+from ampdoctor.render import FORMATS, Options
+from case_runner import candidate, codes, scan, warnings_of
+
+
+class Weight(nn.Module):
+    """y = w x in FP16 with w = x = 1: the gradient of y, times the loss scale, is what a format must hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.fc.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x)
+        return out
+
+
+def steep(slope: float, **plan: Any) -> tuple[Trace, Report]:
+    """A loss whose gradient at y is ``slope``: FP16 holds slope * scale below 65,520."""
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        loss: Tensor = model(batch).float().sum() * slope
+        return loss
+
+    return scan(Weight(), torch.ones(1, 1), step, **{"scaler": "dynamic", **plan})
+
+
+def shown(report: Report, name: str) -> str:
+    text: str = FORMATS[name](report, Options())
+    return text
+
+
+def test_the_scale_that_is_judged_is_where_the_scaler_settles() -> None:
+    # 4 * 2^14 = 65,536 is past FP16's end, 4 * 2^13 = 32,768 is not.
+    trace, report = steep(4.0)
+    assert trace.settling == Settling(2.0**13, 3)
+    assert candidate(trace).loss_scale == 2.0**13
+    assert report.verdict == "clean"
+    assert report.sentence == (
+        "CLEAN. Nothing overflows at loss scale 8,192, where GradScaler settles after 3 skipped steps, "
+        "and no gradient is lost."
+    )
+    scales = report.to_dict()["loss_scale"]
+    assert (scales["configured"], scales["scaler"], scales["skips"], scales["settles_at"]) == (
+        65536.0,
+        "dynamic",
+        3,
+        8192.0,
+    )
+    assert scales["window"] == [1.0, 4096.0]
+
+
+def test_the_skips_are_information() -> None:
+    _, report = steep(4.0)
+    assert warnings_of(report) == []
+    (finding,) = [f for f in report.findings if not f.code.startswith("AMP9")]
+    assert (finding.code, finding.severity, finding.module) == ("AMP205", "info", "")
+    assert finding.message.startswith(
+        "GradScaler skips 3 steps and settles at 2^13: above it the backward of top-level code overflows."
+    )
+    assert finding.remedy == "Nothing; torch.amp.GradScaler(init_scale=4096) saves those steps."
+    for name in ("text", "markdown", "html"):
+        assert "GradScaler skips 3 steps and settles at 2^13" in " ".join(shown(report, name).split())
+    assert evaluate(report, GateRules(scale_in_window=True)).gate.status == "passed"  # type: ignore[union-attr]
+
+
+def test_a_fixed_scale_is_judged_as_it_stands() -> None:
+    trace, report = steep(4.0, scaler="fixed")
+    assert (trace.settling, report.verdict) == (None, "backward-overflow")
+    scales = report.to_dict()["loss_scale"]
+    assert (scales["scaler"], scales["skips"], scales["settles_at"]) == (None, None, None)
+
+
+def test_nothing_is_skipped_where_the_first_scale_is_finite() -> None:
+    trace, report = steep(4.0, loss_scale=1024.0)
+    assert (trace.settling, report.verdict) == (Settling(1024.0, 0), "clean")
+    assert codes(report) <= {"AMP901"}
+    assert "GradScaler" not in shown(report, "text")
+
+
+def test_at_the_first_scale_below_the_end_there_is_no_margin_to_keep() -> None:
+    # 2^13 lies above the window, which keeps a bit free for a fixed scale: a scaler only halves it again.
+    _, report = steep(4.0, loss_scale=8192.0)
+    assert codes(report) <= {"AMP901"}
+    _, report = steep(4.0, loss_scale=8192.0, scaler="fixed")
+    assert "AMP205" in codes(report)
+
+
+def test_a_start_between_powers_of_two_is_halved_too() -> None:
+    # 4 * 100,000 / 4 = 100,000 overflows, 4 * 100,000 / 8 = 50,000 does not.
+    trace, report = steep(4.0, loss_scale=100_000.0)
+    assert (trace.settling, report.verdict) == (Settling(12_500.0, 3), "clean")
+
+
+def test_every_batch_is_finite_where_it_settles() -> None:
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        loss: Tensor = (model(torch.ones_like(batch)).float() * batch).sum()
+        return loss
+
+    batches = tuple(torch.full((1, 1), slope) for slope in (4.0, 1.0, 64.0, 0.5))
+    workload = Workload("slopes", Weight(), batches, step)
+    trace = probe(workload, Plan(device="cpu", scaler="dynamic"))
+    assert trace.settling == Settling(2.0**9, 7)  # 64 * 2^10 is the end
+    assert [p.loss_scale for p in trace.passes if p.role == "candidate"] == [512.0] * 4
+    report = diagnose(trace)
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
+def test_a_scale_that_no_step_reaches_is_none() -> None:
+    trace, report = steep(1e5)  # past FP16's end at scale 1
+    assert (trace.settling, report.verdict) == (None, "no-workable-scale")
+    assert (report.loss_scale.skips, report.loss_scale.settles_at) == (None, None)
+
+
+def test_a_start_that_is_too_low_is_underflow() -> None:
+    trace, report = steep(1e-9, loss_scale=1.0)  # below 2^-25
+    assert trace.settling == Settling(1.0, 0)
+    assert report.verdict == "gradient-underflow"
+    assert {"AMP203", "AMP205"} <= codes(report)
+
+
+def test_a_fault_of_the_forward_is_none_of_the_scaler_s() -> None:
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        loss: Tensor = (model(batch) * 70_000.0).float().sum()
+        return loss
+
+    trace, report = scan(Weight(), torch.ones(1, 1), step, scaler="dynamic")
+    assert (trace.settling, report.verdict) == (None, "forward-overflow")
+    assert report.loss_scale.configured == 65536.0
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    loss: Tensor = model(batch).float().sum()
+    return loss
+
+
+def test_bf16_has_no_scaler_and_needs_none() -> None:
+    report = scan_live(Weight(), torch.ones(1, 1), loss_of, precision="bfloat16", device="cpu")
+    scales = report.loss_scale
+    assert (scales.scaler, scales.configured, scales.skips, scales.settles_at) == ("none", 1.0, None, None)
+    assert (scales.searched, scales.recommended, report.verdict) == (False, None, "clean")
+    assert report.sentence == "CLEAN. Nothing overflows without a loss scale, and no gradient is lost."
+    assert evaluate(report, GateRules(scale_in_window=True)).gate.status == "passed"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({}, (65536.0, "dynamic")),
+        ({"mode": "half"}, (65536.0, "dynamic")),
+        ({"loss_scale": {"dynamic": "2^10"}}, (1024.0, "dynamic")),
+        ({"loss_scale": 1024}, (1024.0, "fixed")),
+        ({"loss_scale": "2**17"}, (131072.0, "fixed")),
+        ({"loss_scale": "2^-3"}, (0.125, "fixed")),
+        ({"dtype": "bfloat16"}, (1.0, "none")),
+        ({"dtype": "bfloat16", "mode": "half"}, (1.0, "none")),
+        ({"dtype": "bfloat16", "loss_scale": 1024}, (1024.0, "fixed")),
+        ({"dtype": "bfloat16", "loss_scale": {"dynamic": 1024}}, (1024.0, "dynamic")),
+        ({"mode": "none"}, (1.0, "none")),
+    ],
+)
+def test_what_a_config_asks_for(section: dict[str, Any], expected: tuple[float, str]) -> None:
+    assert scale_of(PrecisionSection.model_validate(section)) == expected
+
+
+def test_a_start_is_kept_as_a_section() -> None:
+    section = PrecisionSection.model_validate({"loss_scale": {"dynamic": 8}})
+    assert section.loss_scale == DynamicScaler(dynamic=8.0)
+
+
+# ---------------------------------------------------------------- healthy models, with the default config
+
+
+class Clip(nn.Module):
+    """Two towers and a temperature of 100, as CLIP ends its training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = nn.Linear(16, 32), nn.Linear(12, 32)
+        self.logit_scale = nn.Parameter(torch.tensor(100.0).log())
+
+    def forward(self, image: Tensor, text: Tensor) -> Tensor:
+        a = nn.functional.normalize(self.image(image), dim=-1)
+        b = nn.functional.normalize(self.text(text), dim=-1)
+        return self.logit_scale.exp() * a @ b.t()
+
+
+def contrastive(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    logits = model(*batch)
+    target = torch.arange(len(logits))
+    both = (nn.functional.cross_entropy(each, target) for each in (logits, logits.t()))
+    loss: Tensor = sum(both, torch.zeros(()))
+    return loss
+
+
+def ctc(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    frames, target = batch
+    logs = model(frames).log_softmax(-1).transpose(0, 1)
+    lengths = torch.full((len(frames),), frames.shape[1]), torch.full((len(target),), target.shape[1])
+    # a sum over the batch, as recipes for speech have it
+    return nn.functional.ctc_loss(logs, target, *lengths, reduction="sum")
+
+
+def critic(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """WGAN with its gradient penalty, whose weight is 10."""
+    real, fake = batch
+    mixed = ((real + fake) / 2).requires_grad_()
+    (slope,) = torch.autograd.grad(model(mixed).float().sum(), mixed, create_graph=True)
+    penalty = (slope.float().norm(dim=1) - 1).square().mean()
+    loss: Tensor = model(fake).float().mean() - model(real).float().mean() + 10 * penalty
+    return loss
+
+
+def mlp(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 32), nn.LeakyReLU(0.2), nn.Linear(32, outputs))
+
+
+HEALTHY = {
+    "clip": (Clip, lambda: (torch.randn(8, 16), torch.randn(8, 12)), contrastive),
+    "ctc": (lambda: mlp(8, 12), lambda: (torch.randn(4, 24, 8), torch.randint(1, 12, (4, 6))), ctc),
+    "wgan": (lambda: mlp(6, 1), lambda: (torch.randn(16, 6), torch.randn(16, 6) + 3), critic),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_model_is_clean_and_passes_the_gate(name: str, dtype: str) -> None:
+    build, batch, step = HEALTHY[name]
+    torch.manual_seed(0)
+    report = scan_live(build(), batch(), step, precision=dtype, device="cpu")  # type: ignore[operator]
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    assert evaluate(report, GateRules(scale_in_window=True)).gate.status == "passed"  # type: ignore[union-attr]
