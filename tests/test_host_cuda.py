@@ -103,6 +103,24 @@ def test_an_op_that_is_run_once_more_draws_from_its_own_generator_and_leaves_it(
     assert others and all(drawn == first for drawn in others)
 
 
+@pytest.mark.parametrize("measuring", ["memory_in_a_scan", "memory_in_training"])
+def test_memory_that_runs_out_on_the_device_at_any_stage(measuring: str, ask: Ask) -> None:
+    """Model and generators are as they were: the process itself asserts it."""
+    errors = ask("scenario", measuring)
+    stages = {stage for stage, *_ in errors}
+    expected = {"FP32 reference, batch 0", "second look, batch 0", "the optimizer's first step"}
+    assert stages > expected or measuring == "memory_in_training"
+    for stage, message, hint, code in errors:
+        assert message.startswith("out of memory "), stage
+        assert message.endswith(": CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full."), stage
+        assert "smaller batch" in hint and "device: cpu" in hint
+        assert code == 3
+
+
+def test_a_float64_rerun_that_the_device_cannot_hold_is_made_on_the_host(ask: Ask) -> None:
+    assert ask("scenario", "memory_in_a_rerun") == [["torch.float64", "cpu", 180_000.0]] * 4
+
+
 NOT_HERE = {
     "clean_lstm_packed": "the case leaves its lengths to the device",
     "ctc_target_longer_than_input": "a fused GRU cell of CUDA's own",

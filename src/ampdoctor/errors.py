@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -52,6 +52,9 @@ class ProbeError(AmpDoctorError):
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
 """How torch's allocators and CUDA's libraries say so, where they raise a plain RuntimeError."""
 
+_DEVICE_SAYS = ("CUDA", "STATUS_ALLOC_FAILED")
+"""In the words of a GPU whose memory is full; the host's may not be."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True where an exception, whoever raised it, says that memory ran out."""
@@ -63,19 +66,22 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(doing: str, error: BaseException) -> ProbeError:
     """What to raise where memory ran out; ``doing``: ``in the candidate pass``."""
     said = str(error).strip().partition("\n")[0]
+    elsewhere = "on a machine with more memory"
+    if type(error).__name__ == "OutOfMemoryError" or any(words in said for words in _DEVICE_SAYS):
+        elsewhere = "on the CPU, which emulates CUDA (device: cpu)"
     return ProbeError(
         f"out of memory {doing}" + (f": {said}" if said else ""),
-        "scan a smaller batch (fewer samples, shorter sequences), a smaller config of the model, or on a "
-        "machine with more memory",
+        "scan a smaller batch (fewer samples, shorter sequences), a smaller config of the model, or "
+        + elsewhere,
     )
 
 
 @contextmanager
-def memory_runs_out(doing: str) -> Iterator[None]:
-    """ProbeError where memory runs out inside."""
+def memory_runs_out(doing: Callable[[], str]) -> Iterator[None]:
+    """ProbeError where memory runs out inside; ``doing`` is asked then what was being done."""
     try:
         yield
     except Exception as error:
         if isinstance(error, AmpDoctorError) or not is_out_of_memory(error):
             raise
-        raise out_of_memory(doing, error) from error
+        raise out_of_memory(doing(), error) from error

@@ -10,6 +10,7 @@ from typing import Any
 
 assert "torch" not in sys.modules, "torch asks for its CUDA hooks when it is imported"
 _library = ctypes.CDLL(os.environ["HOST_CUDA"], mode=ctypes.RTLD_GLOBAL)
+_library.run_out_at.argtypes, _library.run_out_at.restype = [ctypes.c_long], ctypes.c_long
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -44,6 +45,11 @@ def install(devices: int = 1) -> None:
     library.impl("_fused_sdp_choice", _always(0), "CUDA")  # attention as its formula
     _kernels.append(library)
     Tensor.__deepcopy__ = _deepcopy(Tensor.__deepcopy__)
+
+
+def run_out_at(op: int) -> int:
+    """Memory runs out at the op of this number, counted from now, once; 0: never. How many ran before."""
+    return int(_library.run_out_at(op or -1))
 
 
 def _start() -> None:

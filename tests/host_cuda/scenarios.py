@@ -8,9 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import host_cuda
+from ampdoctor.errors import AmpDoctorError
+from ampdoctor.facts.training import ScalerSettings
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.births.rerun import rerun_in_float64
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scan import probe
+from ampdoctor.probe.train import train
+from case_runner import assert_same, snapshot
 
 SCENARIOS: dict[str, Callable[[], Any]] = {}
 
@@ -95,3 +101,81 @@ def draws_of_every_pass() -> Any:
     DRAWN.clear()
     trace = scanned(Draws(), "cuda")
     return [[b.site.op for b in trace.births], list(DRAWN)]
+
+
+# -- memory that runs out
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def workload(model: nn.Module) -> Workload:
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).float().square().mean() * 1e4
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters())
+
+    return Workload("test", model, (torch.randn(4, 8),), step, build_optimizer=optimizer)
+
+
+def in_every_stage(measure: Callable[[Workload, Any], Any]) -> list[Any]:
+    """Of each stage that ``measure`` goes through, at its first op and amid it: the stage, and the error that
+    memory which runs out there becomes."""
+    model = small()
+    work = workload(model)
+    begun: list[tuple[str, int]] = []
+    ran = 0
+
+    def note(stage: str, *_: Any) -> None:
+        nonlocal ran
+        ran += host_cuda.run_out_at(0)
+        begun.append((stage, ran))
+
+    measure(work, None)  # what is found out once in a process is known from here on
+    host_cuda.run_out_at(0)
+    measure(work, note)
+    ran += host_cuda.run_out_at(0)
+    errors = []
+    for (stage, first), (_, end) in zip(begun, [*begun[1:], ("", ran)], strict=True):
+        for op in (first + 1, (first + end) // 2):
+            before = snapshot(model)
+            draws = [g.get_state() for g in torch.cuda.default_generators]
+            host_cuda.run_out_at(op)
+            try:
+                measure(work, None)
+                errors.append([stage, "", "", 0])
+            except AmpDoctorError as error:
+                errors.append([stage, error.message, error.hint, error.exit_code])
+            assert_same(snapshot(model), before)
+            now = [g.get_state() for g in torch.cuda.default_generators]
+            assert all(torch.equal(d, n) for d, n in zip(draws, now, strict=True))
+            assert torch._C._len_torch_dispatch_stack() == 0 and not torch.is_autocast_enabled("cuda")
+    host_cuda.run_out_at(0)
+    measure(work, None)  # and it can be measured again
+    return errors
+
+
+@scenario
+def memory_in_a_scan() -> Any:
+    return in_every_stage(lambda work, note: probe(work, Plan(device="cuda"), note))
+
+
+@scenario
+def memory_in_training() -> Any:
+    settings = ScalerSettings(2.0**24, 2.0, 0.5, 2000)
+    return in_every_stage(lambda work, note: train(work, Plan(device="cuda"), settings, 2, note))
+
+
+@scenario
+def memory_in_a_rerun() -> Any:
+    """What an op gives in float64 when the device's memory runs out at each op of that."""
+    a = torch.full((2, 2), 300.0, dtype=torch.float16, device="cuda")
+    exact = []
+    for op in range(4):
+        host_cuda.run_out_at(op)
+        given = rerun_in_float64(torch.ops.aten.mm.default, (a, a), {}, 0, ())
+        exact.append(None if given is None else [str(given.dtype), str(given.device), given[0, 0].item()])
+    return exact

@@ -37,7 +37,7 @@ from ampdoctor.probe.drift import find_drift
 from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.observer_effect import effect_of_recording
 from ampdoctor.probe.optimizer_step import first_step
-from ampdoctor.probe.passes.comparison import Comparison, Progress
+from ampdoctor.probe.passes.comparison import Comparison
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
 from ampdoctor.probe.passes.isolation import refuse_without_values
 from ampdoctor.probe.passes.one_pass import Run, run_pass
@@ -45,6 +45,7 @@ from ampdoctor.probe.passes.precision import Precision, candidate, reference
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scale_search import ScaleSearch
 from ampdoctor.probe.search_allowed import backward_can_be_judged
+from ampdoctor.probe.stages import Progress, Stages
 from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.unrecorded import Absent
@@ -63,8 +64,9 @@ def probe(workload: Workload, plan: Plan, progress: Progress | None = None) -> T
     where it raises in every precision, memory runs out or another scan is running. Interrupted, it returns
     what it has.
     """
-    with alone(), memory_runs_out("while measuring"):
-        return _Session(workload, plan, progress or (lambda *_: None)).run()
+    stages = Stages(progress)
+    with alone(), memory_runs_out(lambda: stages.doing("while measuring")):
+        return _Session(workload, plan, stages).run()
 
 
 @dataclass

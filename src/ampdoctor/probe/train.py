@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,10 +28,8 @@ from ampdoctor.probe.passes.isolation import isolated, refuse_without_values, wo
 from ampdoctor.probe.passes.one_pass import MakeObserver, Run, take_step
 from ampdoctor.probe.passes.precision import candidate
 from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.stages import Progress, Stages
 from ampdoctor.probe.watch.location import ModuleStack
-
-Progress = Callable[[str, int, int], None]
-"""Called as (what starts now, steps done, steps in all)."""
 
 _LOWEST = -24
 """Exponent of the lowest loss scale that is tried: there a gradient of 1 is FP16's smallest number."""
@@ -51,8 +49,9 @@ def train(
     ProbeError where the model or the optimizer raises, memory runs out or another scan is running.
     Interrupted, it returns what it has.
     """
-    with alone(), memory_runs_out("while training"):
-        return _Training(workload, plan, settings, steps, progress or (lambda *_: None)).run()
+    stages = Stages(progress)
+    with alone(), memory_runs_out(lambda: stages.doing("while training")):
+        return _Training(workload, plan, settings, steps, stages).run()
 
 
 @dataclass

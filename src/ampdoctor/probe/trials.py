@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from ampdoctor.facts.trace import Pass
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.passes.comparison import Comparison, Progress
+from ampdoctor.probe.passes.comparison import Comparison
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
 from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.passes.precision import candidate, reference
 from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.stages import Progress
 from ampdoctor.probe.watch.unrecorded import Unrecorded
 
 

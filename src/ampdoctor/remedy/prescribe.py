@@ -13,11 +13,12 @@ from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.wording import listing, place
 from ampdoctor.diagnose.wording import scale as scale_words
+from ampdoctor.errors import memory_runs_out
 from ampdoctor.facts.trace import Trace
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.passes.comparison import Progress
 from ampdoctor.probe.plan import Plan, ScaledModule, WideModule
 from ampdoctor.probe.scan import probe
+from ampdoctor.probe.stages import Progress, Stages
 from ampdoctor.probe.trials import Trials
 from ampdoctor.remedy.cost import flops_by_module, share_of
 from ampdoctor.remedy.islands import NEVER_CALLED, is_minimal, module_tree, smallest_islands
@@ -50,7 +51,9 @@ def prescribe(
 
     Raises what ``probe`` raises, and KeyboardInterrupt where the first scan was interrupted.
     """
-    return _Search(workload, plan, policy, budget, progress or (lambda *_: None)).run()
+    stages = Stages(progress)
+    with memory_runs_out(lambda: stages.doing("while searching treatments")):
+        return _Search(workload, plan, policy, budget, stages).run()
 
 
 def treated(plan: Plan, treatment: TreatmentPlan) -> Plan:

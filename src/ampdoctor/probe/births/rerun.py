@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from ampdoctor.errors import is_out_of_memory
 from ampdoctor.load.seeds import Drawn, drawing_again, generator_of
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat, written
 
@@ -51,27 +52,39 @@ def generators(func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
 def rerun_in_float64(
     func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], output: int, drawn: Drawn
 ) -> Tensor | None:
-    """The op's output in float64 on the same inputs, on the host; None where the op cannot run in float64.
+    """The op's output in float64 on the same inputs, brought to the host; None where the op cannot run so.
 
-    ``drawn``: what the op drew from; it draws the same again, and leaves its generators alone.
+    Where the device's memory cannot hold it, the host computes it. ``drawn``: what the op drew from; it draws
+    the same again, and leaves its generators alone.
     """
+    host = torch.device("cpu")
 
-    def widen(value: Any) -> Any:
+    def widen(value: Any, on_host: bool) -> Any:
         if isinstance(value, Tensor):
             wide = _wide(value.dtype) if value.layout == torch.strided else value.dtype
-            return value.detach().to(wide, copy=True)
+            return value.detach().to(host if on_host else value.device, wide, copy=True)
         if isinstance(value, (list, tuple)):
-            return type(value)(widen(v) for v in value)
+            return type(value)(widen(v, on_host) for v in value)
+        if isinstance(value, torch.device):
+            return host if on_host else value
         return _wide(value) if isinstance(value, torch.dtype) else value
 
-    try:
+    def run(on_host: bool) -> Any:
+        wide_args, wide_kwargs = widen(args, on_host), {k: widen(v, on_host) for k, v in kwargs.items()}
         with drawing_again(drawn):
-            wide_args, wide_kwargs = widen(args), {k: widen(v) for k, v in kwargs.items()}
             result = func(*wide_args, **wide_kwargs)
-        if result is None:
-            result = written(func, wide_args, wide_kwargs)
-    except Exception:
-        return None  # no float64 kernel (fused attention has none): the reference pass decides then
+        return written(func, wide_args, wide_kwargs) if result is None else result
+
+    # Without a result (fused attention, for one, has no float64 kernel) the reference pass decides.
+    try:
+        result = run(on_host=False)
+    except Exception as error:
+        if not is_out_of_memory(error) or drawn:
+            return None
+        try:
+            result = run(on_host=True)
+        except Exception:
+            return None
     tensors = [result] if isinstance(result, Tensor) else list(flat(result))
     chosen = tensors[output] if output < len(tensors) else None
     return chosen.cpu() if isinstance(chosen, Tensor) else None

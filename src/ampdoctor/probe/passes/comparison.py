@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ampdoctor.facts.trace import ParameterGradient, Pass, SiteRecord
@@ -11,10 +10,8 @@ from ampdoctor.probe.passes.buffers import compare_buffers
 from ampdoctor.probe.passes.gradients import compare_gradients, output_error
 from ampdoctor.probe.passes.one_pass import Run
 from ampdoctor.probe.passes.reference_noise import reference_errors
+from ampdoctor.probe.stages import Progress
 from ampdoctor.scales.gradient_harm import LOST_ERROR, without_noise
-
-Progress = Callable[[str, int, int], None]
-"""Called as (what starts now, steps done, steps in all)."""
 
 
 @dataclass
