@@ -119,7 +119,9 @@ for epoch in range(2):
 with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False):
     for _ in range(3):
         optimizer.zero_grad()
-        scaler.scale(loss_of()).backward()
+        loss = loss_of()
+        with torch.autocast("cpu", enabled=False):
+            scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
 """,

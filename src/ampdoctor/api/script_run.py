@@ -141,7 +141,7 @@ class Examiner:
 
 def _title(program: Program) -> str:
     """The script, and the rank of this process where there are several."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    several = os.environ.get("WORLD_SIZE", "") not in ("", "0", "1")
     return f"{program.target}, rank {os.environ.get('RANK', '0')}" if several else program.target
 
 

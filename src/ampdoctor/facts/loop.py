@@ -26,6 +26,8 @@ EventKind = Literal[
     "load",
     "read_scale",
     "read_gradient",
+    "read_scaled",
+    "penalty",
     "parameter_changed",
     "cast",
     "decay",

@@ -116,7 +116,11 @@ class GradientCalls:
                 detail="create_graph" if kwargs.get("create_graph") else "",
             )  # fmt: skip
             with self._self_busy():
-                return original(outputs, *args, **kwargs)
+                gradients = original(outputs, *args, **kwargs)
+            if scaler is not None or self.around.losses.by_hand(roots):
+                taken = (g for g in gradients if isinstance(g, Tensor))
+                self.around.mode.scaled.know(taken, "penalty" if kwargs.get("create_graph") else "gradient")
+            return gradients
 
         return grad
 

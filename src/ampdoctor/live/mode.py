@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode, _push_mode
 
 from ampdoctor.live.gradients import norm_of
-from ampdoctor.live.recorder import Recorder
+from ampdoctor.live.recorder import Draft, Recorder
+from ampdoctor.live.scaled_values import ScaledValues
 
 _LOW = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Half the distance between 1 and the next number: a factor that differs from 1 by less changes nothing."""
@@ -29,10 +30,13 @@ class ScriptMode(TorchFunctionMode):
         self.recorder = recorder
         self.listener = listener
         self._decays: set[Any] = set()
+        self.number_read: tuple[Any, Draft] = None, {}
+        """The last number that came of a tensor with the loss scale in it, and its event."""
         self.muted = False
         """An optimizer is at work: what it calls is not the script's."""
         self.scales_read: set[float] = set()
         """Loss scales that the script has asked for: a product with one is a loss scaled by hand."""
+        self.scaled = ScaledValues()
         self.scaled_by_hand: Callable[[Tensor], None] = lambda _: None
 
     @contextmanager
@@ -64,17 +68,33 @@ class ScriptMode(TorchFunctionMode):
         elif func is torch.tensor:
             self._constant(args, out)
         elif func == _GRADIENT and self.recorder.book.knows(target) and out is not None:
-            self._read_gradient(target)
+            self._read_gradient(target, out)
         elif name in _PRODUCTS and self._multiplies_by_scale(args):
             self.scaled_by_hand(out)
+        read = self.scaled.called(name, args, out, self.scales_read)
+        if read is not None:
+            self.number_read = out, self.recorder.emit("read_scaled", detail=read)
         self.listener.function(func, args, kwargs, out)
         return out
+
+    def checks(self, original: Any) -> Any:
+        """``math.isfinite`` and its like: a number that is only asked whether it is finite is not logged."""
+
+        def check(value: Any) -> Any:
+            number, draft = self.number_read
+            if number is value and isinstance(value, float):
+                draft["value"] = 1.0
+            return original(value)
+
+        return check
 
     def _multiplies_by_scale(self, args: Any) -> bool:
         return any(isinstance(a, float) and a != 1.0 and a in self.scales_read for a in args)
 
-    def _read_gradient(self, parameter: Any) -> None:
+    def _read_gradient(self, parameter: Any, gradient: Tensor) -> None:
         kinds = self.recorder.book.counts([parameter])
+        if kinds.get("scaled"):
+            self.scaled.know([gradient], "gradient")
         if kinds.get("scaled") or kinds.get("raw"):
             last = self.recorder.drafts[-1] if self.recorder.drafts else None
             if last is None or last["kind"] != "read_gradient":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from torch.amp import GradScaler
 
 from ampdoctor.facts.loop import GradientKind
@@ -33,6 +34,11 @@ class ScalerCalls:
                     dtype=autocast_dtype_of(outputs),
                 )  # fmt: skip
                 self.around.losses.know(scaler, outputs, scaled)
+                plain = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+                if any(self.around.mode.scaled.carrier(t) == "penalty" for t in plain):
+                    self.recorder.emit("penalty")
+                losses = [scaled] if isinstance(scaled, Tensor) else list(scaled)
+                self.around.mode.scaled.know((t for t in losses if t.requires_grad), "loss")
                 self.listener.same(outputs, scaled)
             return scaled
 
@@ -79,6 +85,7 @@ class ScalerCalls:
                 if last["gradients"].get("unscaled"):
                     last["accumulates_onto"] = book.unscaled_at(parameters)
                 book.unscaled(parameters, last["order"])
+                self.around.mode.scaled.forget(p.grad for p in parameters if p.grad is not None)
             return result
 
         return _unscale_grads_

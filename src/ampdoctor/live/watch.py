@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import wraps
@@ -71,6 +72,8 @@ def _wrappers(around: Around) -> Iterator[tuple[Any, str, Wrapper]]:
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         yield nn.utils, name, gradients.clip
         yield nn.utils.clip_grad, name, gradients.clip
+    for name in ("isfinite", "isnan", "isinf"):
+        yield math, name, around.mode.checks
     yield GradScaler, "scale", scalers.scale
     yield GradScaler, "unscale_", scalers.unscale
     yield GradScaler, "_unscale_grads_", scalers.unscale_grads

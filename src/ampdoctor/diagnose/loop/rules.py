@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from ampdoctor.diagnose.loop import (
+    backward_under_autocast,
     backward_without_scale,
     clip_before_unscale,
     clip_makes_nan,
     constant_rounded_away,
+    divided_by_another_scale,
     divided_twice,
     frozen_average,
     missing_update,
     moved_by_bad_gradients,
+    penalty_on_scaled_gradients,
     resumed_without_scaler,
     scale_changed_in_window,
     scale_too_small,
     scaled_gradients_applied,
+    scaled_gradients_read,
+    scaled_loss_read,
     scaler_with_bfloat16,
     scheduler_on_skipped_step,
     settling,
@@ -23,6 +28,7 @@ from ampdoctor.diagnose.loop import (
     step_around_scaler,
     step_without_gradients,
     unscaled_in_window,
+    update_without_step,
 )
 from ampdoctor.diagnose.loop.rule import LoopRule
 from ampdoctor.diagnose.rules import half_parameters_with_scaler as half
@@ -48,6 +54,12 @@ LOOP_RULES: tuple[LoopRule, ...] = (
     constant_rounded_away.RULE,
     unscaled_in_window.RULE,
     settling.RULE,
+    penalty_on_scaled_gradients.RULE,
+    divided_by_another_scale.RULE,
+    backward_under_autocast.RULE,
+    scaled_gradients_read.RULE,
+    scaled_loss_read.RULE,
+    update_without_step.RULE,
 )
 
 OF_BOTH = (LoopRule(half.CODE, half.TITLE, "error", half.RULE.page, half.in_loop),)
