@@ -46,13 +46,8 @@ OF_THE_SCALE = [case for case in CASES if case.kind in ("backward-overflow-scale
 
 # The class api-misuse is answered case by case: what is wrong there is how the parts are put together.
 
-NOT_YET = frozenset(("weight_decay_lost_bf16",))
-"""Cases whose answer is not that of their key."""
-
-
 def params(cases: list[Case]) -> list[Any]:
-    mark = pytest.mark.xfail(strict=False, reason="not answered yet")
-    return [pytest.param(c, id=c.slug, marks=mark if c.slug in NOT_YET else ()) for c in cases]
+    return [pytest.param(c, id=c.slug) for c in cases]
 
 
 WITHOUT_EMULATION = [

@@ -6,7 +6,8 @@ from typing import Any
 
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.report import Finding, Report
-from ampdoctor.facts.trace import OptimizerStep, ParameterUpdate, Pass
+from ampdoctor.facts.trace import OptimizerStep, Pass
+from ampdoctor.facts.updates import ParameterUpdate
 from trace_builder import birth, candidate, environment, parameter, record, reference, source, trace
 
 SITES = (record("fc", "aten::addmm", 0),)
@@ -70,9 +71,7 @@ def test_half_is_not_more_than_half() -> None:
     assert report.verdict == "clean"
     (finding,) = found(report, "AMP301")
     assert finding.severity == "warning"
-    assert finding.message.startswith(
-        "1 parameter loses most of Adam's first step to FP16: worst a with 100.0 %"
-    )
+    assert finding.message.startswith("1 parameter loses most of Adam's steps to FP16: worst a with 100.0 %")
 
 
 def test_bfloat16_is_named_as_such() -> None:
@@ -91,7 +90,7 @@ def test_nothing_that_moves_is_no_loss() -> None:
 
 
 def test_an_eps_below_the_format_that_destroys_weights_is_an_error() -> None:
-    divides = birth("", "aten::addcdiv_", phase="optimizer", value="nan", reaches_loss=False)
+    divides = birth("", "aten::addcdiv_", phase="optimizer", value="nan", reaches_loss=False, source=None)
     report = report_on(update(nan=3, inf=20, eps=1e-8), update("b", eps=1e-8), birth=divides)
     assert report.verdict == "update-swallowed"
     assert report.sentence == (

@@ -33,6 +33,7 @@ def plan_of(config: Config) -> Plan:
         seed=config.seed,
         scale_margin_bits=config.limits.scale_margin_bits,
         underflow_limit=config.limits.gradient_underflow,
+        optimizer_steps=config.optimizer.steps if config.optimizer else Plan.optimizer_steps,
     )
 
 

@@ -110,6 +110,9 @@ class LossBuiltin(Section):
 class OptimizerSection(TargetSection):
     """A function of the user's code: (model) -> torch.optim.Optimizer."""
 
+    steps: WholeNumber = Field(default=25, ge=1, le=10_000)
+    """Steps that `scan` takes on a copy, over the batches in turn, to see what rounding leaves of them."""
+
 
 def _source(*keys: str) -> Discriminator:
     """Tells the members of a union apart by the first of ``keys`` that is there; their tags are ``<key>``."""

@@ -19,7 +19,7 @@ from ampdoctor.diagnose.sentence import sentence_of
 from ampdoctor.diagnose.verdict import Reading, read
 from ampdoctor.diagnose.waivers import waive, waiver_states
 from ampdoctor.diagnose.wording import listing
-from ampdoctor.facts.trace import Trace
+from ampdoctor.facts.trace import OptimizerStep, Trace
 from ampdoctor.facts.words import SEVERITIES
 
 DEFAULT_POLICY = Policy()
@@ -100,7 +100,9 @@ def _not_seen(reading: Reading) -> Iterator[str]:
     if any(j.birth.id == INFERRED_ID for j in reading.births):
         yield "the birth itself (a second run did not show the fault again)"
     if trace.optimizer_step is not None and trace.optimizer_step.failure:
-        yield f"the optimizer's step ({trace.optimizer_step.failure})"
+        yield f"the optimizer's steps ({trace.optimizer_step.failure})"
+    elif trace.optimizer_step is not None:
+        yield from _steps_not_seen(trace.optimizer_step)
     if trace.environment.emulates or trace.environment.device.startswith("cpu"):
         yield "real GPU kernels (AMP901)"
     inside = [*trace.opaque_ops, *(m.path for m in trace.modules if m.opaque)]
@@ -108,6 +110,19 @@ def _not_seen(reading: Reading) -> Iterator[str]:
         yield f"the inside of {listing(inside)} (AMP903)"
     if any(m.compiled for m in trace.modules):
         yield "compiled kernels (AMP903)"
+
+
+def _steps_not_seen(step: OptimizerStep) -> Iterator[str]:
+    """Why the optimizer's steps end early, or prove nothing of precision."""
+    if step.fp32_diverges_at is not None:
+        yield (
+            f"the optimizer's steps past {len(step.by_step) - 1}, which leaves weights non-finite (FP32 "
+            f"training is not finite either, from step {step.fp32_diverges_at} on: no matter of precision)"
+        )
+    elif step.stopped:
+        yield f"the optimizer's steps from there on ({step.stopped})"
+    if step.draws:
+        yield f"what rounding takes from {step.optimizer}'s steps (it draws random numbers: they may make up)"
 
 
 __all__ = ["DEFAULT_POLICY", "diagnose"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from ampdoctor.diagnose.cause import FLUSH, GENUINE
+import math
+
+from ampdoctor.diagnose.cause import FLUSH, GENUINE, RANGE
 from ampdoctor.diagnose.constants import root_of
 from ampdoctor.diagnose.report import FirstFault
 from ampdoctor.diagnose.standing import INPUT, JudgedBirth
+from ampdoctor.diagnose.updates import eps_breaks, module_of, update_damage
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.trace import BadTensor, Birth, Pass, Raised, Trace
 
@@ -18,6 +21,8 @@ def first_fault(reading: Reading) -> FirstFault | None:
         return _from_birth(reading.basis, reading)
     if reading.raised is not None and reading.raised.raised is not None:
         return _from_raised(reading.raised, reading.raised.raised, reading)
+    if reading.verdict == "update-swallowed":
+        return _from_step(reading)
     return None
 
 
@@ -131,6 +136,44 @@ def _from_raised(candidate: Pass, raised: Raised, reading: Reading) -> FirstFaul
         inputs=(),
         implicit_cast=False,
         constant=raised.constant,
+        forward_op="",
+        root=None,
+        path=(),
+        reaches_loss=False,
+        reaches_gradients=(),
+        absorbed_at=None,
+        tensor="",
+    )
+
+
+def _from_step(reading: Reading) -> FirstFault | None:
+    """The op of the optimizer's that destroys weights; None where they only stay as they are."""
+    step, damage = reading.trace.optimizer_step, update_damage(reading.trace)
+    if step is None or damage is None or not damage.broken or step.birth is None:
+        return None
+    birth, module = step.birth, module_of(damage.broken)
+    in_range = birth.exact_value is not None and math.isfinite(birth.exact_value)
+    return FirstFault(
+        phase="optimizer",
+        value=birth.value,
+        cause=FLUSH if eps_breaks(damage.broken) else RANGE if in_range else None,
+        module=module,
+        module_type=_module_type(reading.trace, module) if module else "",
+        op=birth.site.op if birth.site else "",
+        source=birth.line or step.source,
+        dtype=birth.dtype,
+        shape=birth.shape,
+        index=birth.index,
+        count=birth.count,
+        batch=birth.batch,
+        samples=None,
+        exact_value=birth.exact_value,
+        reference_value=None,
+        fp32_also_fails=False,
+        loss_scale=step.loss_scale,
+        inputs=birth.operands,
+        implicit_cast=birth.implicit_cast,
+        constant=birth.constant,
         forward_op="",
         root=None,
         path=(),

@@ -10,12 +10,13 @@ from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.outcome import find_pass, share_lost, what_is_wrong
 from ampdoctor.diagnose.report import FirstFault
 from ampdoctor.diagnose.standing import SILENT
-from ampdoctor.diagnose.updates import update_damage
+from ampdoctor.diagnose.updates import destroying_step, update_damage
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import (
     count_words,
     first_line,
     format_name,
+    listing,
     number,
     percent,
     place,
@@ -189,19 +190,33 @@ def _update(reading: Reading) -> Headline:
         where = f"by a cast to {cast}; without it, the step" if cast else f"in {formats}; FP32"
         return Headline(
             "WEIGHTS DESTROYED by the optimizer.",
-            f"The first step of {step.optimizer} leaves "
+            f"{destroying_step(step)} of {step.optimizer} leaves "
             f"{count_words(elements, 'weight element')} non-finite {where} is fine.",
         )
-    if step.casts_to:
+    if step.casts_to and damage.is_swallowed:
         return Headline(
             "UPDATES SWALLOWED by the optimizer.",
             f"{step.optimizer} casts to {format_name(step.casts_to)}: {percent(damage.share)} of the weight "
             "elements that it moves without the cast stay as they are.",
         )
+    if damage.is_swallowed:
+        return Headline(
+            "UPDATES SWALLOWED.",
+            f"{percent(damage.share)} of the weight elements that {step.optimizer} moves in "
+            f"FP32 stay as they are in {formats}.",
+        )
+    if damage.never:
+        names = listing([u.name for u in damage.never])
+        does, it = ("does", "it does") if len(damage.never) == 1 else ("do", "they do")
+        steps = f"{count_words(len(step.by_step), 'step')} of {step.optimizer}"
+        return Headline(
+            "UPDATES SWALLOWED.", f"{names} {does} not move in {steps} in {formats}; in FP32 {it}."
+        )
+    decay = all(part.proportional for _, part in damage.lost_parts)
     return Headline(
-        "UPDATES SWALLOWED.",
-        f"{percent(damage.share)} of the weight elements that {step.optimizer} moves in "
-        f"FP32 stay as they are in {formats}.",
+        "UPDATES SWALLOWED in part.",
+        f"The {'weight decay' if decay else 'step'} of {step.optimizer} "
+        f"{'moves no weight' if decay else 'loses a part'} in {formats}; in FP32 it does.",
     )
 
 

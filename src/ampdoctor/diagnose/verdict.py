@@ -120,7 +120,7 @@ def _verdict(
     if damage is not None and damage.damaged and not by_forward:
         return "gradient-underflow", None
     update = update_damage(trace)
-    if update is not None and (update.is_swallowed or update.broken):
+    if update is not None and update.harms:
         return "update-swallowed", None
     if drift is not None:
         return "drift", None

@@ -8,6 +8,7 @@ from ampdoctor.facts.drift import Drift
 from ampdoctor.facts.environment import Environment, Settling
 from ampdoctor.facts.site import Site, Source
 from ampdoctor.facts.stats import TensorStats
+from ampdoctor.facts.updates import ParameterUpdate, StepLoss
 from ampdoctor.facts.words import InReference, Mode, Origin, Outcome, Phase, Rerun, Role, TensorKind, Value
 
 
@@ -284,31 +285,9 @@ class ScaleRun:
 
 
 @dataclass(frozen=True)
-class ParameterUpdate:
-    """What an optimizer's first step does to one parameter, against the same step in FP32."""
-
-    name: str
-    numel: int
-    dtype: str
-    moved: int
-    """Elements that the step changes in the reference."""
-    swallowed: int
-    """Of those, elements that stay as they are here."""
-    nan: int
-    """Elements that the step makes NaN; the reference's stay finite."""
-    inf: int
-    update: float | None
-    """Median magnitude of the changes in the reference; None where nothing moves."""
-    spacing: float | None
-    """Median distance from the weights that move to the next number of the dtype."""
-    eps: float | None
-    """The optimizer's eps for this parameter; None where it has none."""
-
-
-@dataclass(frozen=True)
 class OptimizerStep:
-    """The optimizer's first step from the unscaled gradients of the first batch: on low-precision weights, or
-    by an optimizer that casts inside."""
+    """The optimizer's steps from the unscaled gradients of the batches in turn, on low-precision weights or
+    by an optimizer that casts inside; next to the same steps of FP32 weights from the same gradients."""
 
     optimizer: str
     """Class name."""
@@ -318,13 +297,24 @@ class OptimizerStep:
     updates: tuple[ParameterUpdate, ...]
     """One per parameter that has a gradient and that the optimizer holds."""
     birth: Birth | None
-    """The first non-finite value of the step; None where there is none."""
+    """The first non-finite value of the step that destroyed weights; None where there is none."""
     failure: str = ""
     """Why no step could be taken, such as an exception of the optimizer's; ``updates`` is () then."""
     casts_to: str = ""
     """The dtype that the optimizer itself casts to, losing values to zero, though the weights are FP32;
     ``source`` is the line of that cast then, and the reference of ``updates`` the step without it. "" where
     the weights round."""
+    by_step: tuple[StepLoss, ...] = ()
+    """Of each step taken, all parameters together; () in traces of versions that took one."""
+    window: int = 1
+    """The steps that ``updates`` counts together: the last ones taken."""
+    stopped: str = ""
+    """Why there are fewer steps than were asked for; "" where there are not."""
+    draws: bool = False
+    """The optimizer draws random numbers, as one that rounds stochastically does."""
+    fp32_diverges_at: int | None = None
+    """Of weights that a step destroyed: the step at which FP32 training is not finite either; None where it
+    stays finite, and where it was not asked."""
 
 
 @dataclass(frozen=True)
@@ -353,7 +343,7 @@ class Trace:
     drifts: tuple[Drift, ...] = ()
     """Of each batch whose outcome is finite and far off: the op where that begins, if one stands out."""
     optimizer_step: OptimizerStep | None = None
-    """None where no optimizer is configured, and where its weights are not of low precision."""
+    """None where no optimizer is configured, and where nothing in its steps can round."""
     settling: Settling | None = None
     """None for a scale that nothing changes, and where no scale from the start down to 1 is finite."""
 

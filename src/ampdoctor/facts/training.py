@@ -43,6 +43,31 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class PlainStep:
+    """One FP32 training step: the same batch and the same random draws, without a scaler."""
+
+    loss: float | None
+    finite: bool
+    """Loss, gradients and the weights after it; where gradients are not, no step was taken."""
+
+
+@dataclass(frozen=True)
+class PlainTraining:
+    """The same training in FP32."""
+
+    steps: tuple[PlainStep, ...]
+    failure: str = ""
+    """What ended it before its time; '' where nothing did."""
+
+    @property
+    def diverges_at(self) -> int | None:
+        """The first of the steps, all through to the last, that are not finite; None where the last is."""
+        finite = [i for i, step in enumerate(self.steps) if step.finite]
+        first = finite[-1] + 1 if finite else 0
+        return first if first < len(self.steps) else None
+
+
+@dataclass(frozen=True)
 class ScalerRun:
     """Training steps with torch's GradScaler."""
 

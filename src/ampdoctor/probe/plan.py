@@ -61,3 +61,5 @@ class Plan:
     widened."""
     scaled_modules: tuple[ScaledModule, ...] = ()
     """What of the candidate's backward runs at another scale than the loss scale."""
+    optimizer_steps: int = 25
+    """Steps of the optimizer to take, where one is configured."""

@@ -36,7 +36,7 @@ from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.drift import find_drift
 from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.observer_effect import effect_of_recording
-from ampdoctor.probe.optimizer_step import first_step
+from ampdoctor.probe.optimizer_steps import optimizer_steps
 from ampdoctor.probe.passes.comparison import Comparison
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
 from ampdoctor.probe.passes.isolation import refuse_without_values
@@ -161,9 +161,8 @@ class _Session:
                 self.drifts.append(found)
 
     def _step_optimizer(self) -> None:
-        self.progress("the optimizer's first step", 1, 1)
         plan = replace(self.plan, loss_scale=self.loss_scale)
-        self.optimizer_step = first_step(self.workload, plan, self.device)
+        self.optimizer_step = optimizer_steps(self.workload, plan, self.device, self.progress)
 
     # -- one batch: reference, candidate, and a second look where something is not finite
 

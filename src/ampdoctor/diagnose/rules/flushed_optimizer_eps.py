@@ -8,9 +8,9 @@ What it means
     perfect; from the second on everything is NaN.
 
 How it is found
-    The eps of the optimizer against the format of each parameter, and one
-    step on a copy. An error where it destroys weights that FP32 keeps finite;
-    a warning where it did not in this step.
+    The eps of the optimizer against the format of each parameter, and 25
+    steps on a copy. An error where one destroys weights that FP32 keeps
+    finite; a warning where none did.
 
 What to do
     Keep the weights in FP32 and use torch.autocast: the optimizer's state is
@@ -31,11 +31,12 @@ from collections.abc import Iterable
 
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
-from ampdoctor.diagnose.updates import eps_vanishes
+from ampdoctor.diagnose.updates import destroying_step, eps_vanishes, module_of
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import count_words, format_name, listing, number, short_op
 from ampdoctor.facts.floats import FLOAT_FORMATS
-from ampdoctor.facts.trace import OptimizerStep, ParameterUpdate
+from ampdoctor.facts.trace import OptimizerStep
+from ampdoctor.facts.updates import ParameterUpdate
 
 
 def check(reading: Reading) -> Iterable[Finding]:
@@ -45,14 +46,15 @@ def check(reading: Reading) -> Iterable[Finding]:
     if step is None or not flushed:
         return ()
     broken = [u for u in flushed if u.nan or u.inf]
+    op = step.birth.site.op if broken and step.birth and step.birth.site else None
     return (
         Finding(
             code=CODE,
             severity="error" if broken else "warning",
             title=TITLE,
-            module="",
-            op="",
-            source=step.source,
+            module=module_of(broken),
+            op=op or "",
+            source=(step.birth.line if op and step.birth else None) or step.source,
             message=_message(step, flushed, broken),
             evidence={
                 "optimizer": step.optimizer,
@@ -60,7 +62,7 @@ def check(reading: Reading) -> Iterable[Finding]:
                 "smallest": FLOAT_FORMATS[flushed[0].dtype].min_subnormal,
                 "parameters": [u.name for u in flushed],
                 "non_finite": {u.name: u.nan + u.inf for u in broken},
-                "op": step.birth.site.op if broken and step.birth and step.birth.site else None,
+                "op": op,
             },
             remedy="Keep the weights in FP32 and use torch.autocast; or take an eps that FP16 holds: 1e-4.",
         ),
@@ -78,8 +80,8 @@ def _message(step: OptimizerStep, flushed: list[ParameterUpdate], broken: list[P
     elements = sum(u.nan + u.inf for u in broken)
     by = f" in {short_op(step.birth.site.op)}" if step.birth and step.birth.site else ""
     return (
-        f"{eps} The first step divides by 0{by} and leaves {count_words(elements, 'weight element')} "
-        f"non-finite, in {listing([u.name for u in broken])}."
+        f"{eps} {destroying_step(step)} divides by 0{by} and leaves "
+        f"{count_words(elements, 'weight element')} non-finite, in {listing([u.name for u in broken])}."
     )
 
 

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
+from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.location import Line, user_line
-from ampdoctor.probe.watch.op_arguments import AnyOp
+from ampdoctor.probe.watch.locator import Locator
+from ampdoctor.probe.watch.op_arguments import AnyOp, flat
 from ampdoctor.probe.watch.unrecorded import Unrecorded
 
 _SHORT = (torch.float16, torch.bfloat16)
+_CASTS = ("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_")
+"""A conversion, and writes into memory of another dtype."""
 
 
 class OwnCasts(Unrecorded):
-    """Runs the step as written; remembers the cast from a wider dtype that rounds most values to zero."""
+    """Runs steps as written; remembers the cast from a wider dtype that loses most values to zero or inf."""
 
-    line: Line | None = None
-    """Of that cast."""
-    dtype: torch.dtype | None = None
-    """What it casts to; None where no cast rounds anything to zero."""
-    flushed = 0
-    """Elements that it rounds to zero."""
+    def __init__(self, locator: Locator, precision: Precision) -> None:
+        super().__init__(locator, precision)
+        self.line: Line | None = None
+        """Of that cast."""
+        self.dtype: torch.dtype | None = None
+        """What it casts to; None where no cast loses anything."""
+        self.lost = 0
+        """Elements that it loses."""
+        self.casts = False
+        """Something wider is cast to 16 bits."""
 
     def see(self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op returns."""
         made = super().see(func, args, kwargs)
-        if (
-            kwargs.get("dtype") in _SHORT
-            and args
-            and isinstance(args[0], Tensor)
-            and args[0].dtype.itemsize > 2
-        ):
-            flushed = int(((args[0] != 0) & (made == 0)).sum())
-            if flushed > self.flushed:
-                self.flushed, self.dtype, self.line = flushed, made.dtype, user_line(in_backward=False)
+        for wide, short in _pairs(func, args, made):
+            if short.dtype in _SHORT and wide.dtype.itemsize > 2 and wide.is_floating_point():
+                self.casts = True
+                gone = ((wide != 0) & (short == 0)) | (torch.isfinite(wide) & ~torch.isfinite(short))
+                lost = int(gone.sum())
+                if lost > self.lost:
+                    self.lost, self.dtype, self.line = lost, short.dtype, user_line(in_backward=False)
         return made
+
+
+def _pairs(func: AnyOp, args: tuple[Any, ...], made: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """(what a cast is given, what it makes of it), where the op is one."""
+    if isinstance(func, HigherOrderOperator) or func._schema.name not in _CASTS:
+        return
+    name = func._schema.name
+    given, result = (args[0], made) if name == _CASTS[0] else (args[1], args[0])
+    for wide, short in zip(flat([given]), flat([result]), strict=False):
+        if isinstance(wide, Tensor) and isinstance(short, Tensor) and short.is_floating_point():
+            yield wide, short
 
 
 class CastsWidened(Unrecorded):

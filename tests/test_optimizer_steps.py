@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.diagnose.engine import diagnose
-from ampdoctor.facts.trace import OptimizerStep, ParameterUpdate
+from ampdoctor.facts.trace import OptimizerStep
+from ampdoctor.facts.updates import ParameterUpdate
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.optimizer_step import first_step
+from ampdoctor.probe.optimizer_steps import optimizer_steps
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scan import probe
 from case_runner import assert_same, run_case, snapshot, warnings_of
@@ -40,9 +41,10 @@ def step_of(
     """The facts of the first step; asserts that it left everything as it was."""
     before, init = snapshot(model), torch.optim.Optimizer.__init__
     batch = (torch.tensor(gradient),)
-    workload = Workload("test", model, batch, lambda m, x: m(x), build_optimizer=build_optimizer)
-    settings = {"mode": "half", "loss_scale": 1.0, "device": "cpu"} | plan
-    found = first_step(workload, Plan(**settings), torch.device("cpu"))
+    loss = plan.pop("loss", lambda m, x: m(x))
+    workload = Workload("test", model, batch, loss, build_optimizer=build_optimizer)
+    settings = {"mode": "half", "loss_scale": 1.0, "device": "cpu", "optimizer_steps": 1} | plan
+    found = optimizer_steps(workload, Plan(**settings), torch.device("cpu"))
     assert_same(snapshot(model), before)
     assert torch.optim.Optimizer.__init__ is init
     return found
@@ -95,8 +97,9 @@ def test_half_weights_under_autocast_are_low_precision_as_well() -> None:
 def test_gradients_are_divided_by_the_loss_scale_where_they_lie() -> None:
     """2^-20 is an FP16 number before and after; 2^-26, kept at scale 1024, becomes 0 in the division."""
     assert update_of(Weights(0.0, 0.0), [2.0**-20, 2.0**-20], sgd(1.0), loss_scale=1024.0).swallowed == 0
-    tiny = [2.0**-26, 1.0]
-    assert update_of(Weights(0.0, 0.0), tiny, sgd(1.0), loss_scale=1024.0).swallowed == 1
+    tiny = [2.0**-16, 1.0]
+    step = {"loss": lambda m, x: m(x) * 2.0**-10, "loss_scale": 1024.0}
+    assert update_of(Weights(0.0, 0.0), tiny, sgd(1.0), **step).swallowed == 1
 
 
 def test_only_parameters_that_the_optimizer_holds() -> None:
@@ -105,7 +108,7 @@ def test_only_parameters_that_the_optimizer_holds() -> None:
         "test", model, (torch.ones(1),), lambda m, x: m[0](x) + m[1](x),
         build_optimizer=lambda m: torch.optim.SGD(m[1].parameters(), lr=1.0),  # type: ignore[index]
     )  # fmt: skip
-    found = first_step(workload, Plan(mode="half", loss_scale=1.0, device="cpu"), torch.device("cpu"))
+    found = optimizer_steps(workload, Plan(mode="half", loss_scale=1.0, device="cpu"), torch.device("cpu"))
     assert found is not None
     assert [u.name for u in found.updates] == ["1.w"]
 
@@ -130,8 +133,8 @@ def test_an_optimizer_that_raises_is_told_and_the_scan_goes_on() -> None:
     )  # fmt: skip
     trace = probe(workload, Plan(mode="half", loss_scale=1.0, device="cpu", search_scale=False))
     assert trace.optimizer_step is not None
-    assert trace.optimizer_step.failure.startswith("LBFGS.step() raises TypeError")
-    assert any("the optimizer's step (LBFGS.step()" in words for words in diagnose(trace).not_seen)
+    assert trace.optimizer_step.failure.startswith("LBFGS.step() asks for a closure")
+    assert any("the optimizer's steps (LBFGS.step()" in words for words in diagnose(trace).not_seen)
 
 
 # ---------------------------------------------------------------- the line, and the op
@@ -184,8 +187,12 @@ def test_a_case_whose_updates_are_swallowed() -> None:
     report = run_case("half_weights_small_lr")
     assert (report.verdict, warnings_of(report)) == ("update-swallowed", ["AMP301 "])
     (finding,) = [f for f in report.findings if f.code == "AMP301"]
-    # 27 of 1,494 weights move in FP16 and 1,490 in FP32, as its key has measured (0.0181 and 0.9973).
-    assert (finding.evidence["moved"], finding.evidence["swallowed"]) == (1490, 1463)
+    # In the first of 25 steps 27 of 1,494 weights move in FP16 and 1,490 in FP32, as its key has measured
+    # (0.0181 and 0.9973); the last five are counted together.
+    assert finding.evidence["share_by_step"][0] == 1463 / 1490
+    assert (finding.evidence["steps"], finding.evidence["window"]) == (25, 5)
+    assert finding.evidence["moved"] == 5 * 1490
+    assert 0.97 < finding.evidence["share"] < 1
     assert finding.source is not None
     assert "return torch.optim.SGD(model.parameters(), lr=1e-4)" in finding.source.text
 
@@ -265,4 +272,4 @@ def test_the_case_whose_optimizer_casts() -> None:
     assert (report.verdict, warnings_of(report)) == ("update-swallowed", ["AMP301 "])
     (finding,) = [f for f in report.findings if f.code == "AMP301"]
     assert finding.source is not None and finding.source.text == "x = g.to(torch.float16)"
-    assert (finding.evidence["moved"], finding.evidence["swallowed"]) == (512, 512)
+    assert (finding.evidence["moved"], finding.evidence["share_by_step"][0]) == (5 * 512, 1.0)
