@@ -46,6 +46,7 @@ OF_THE_SCALE = [case for case in CASES if case.kind in ("backward-overflow-scale
 
 # The class api-misuse is answered case by case: what is wrong there is how the parts are put together.
 
+
 def params(cases: list[Case]) -> list[Any]:
     return [pytest.param(c, id=c.slug) for c in cases]
 

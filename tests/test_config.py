@@ -180,7 +180,7 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
         ("seed: -1", "seed: must be at least 0, got -1"),
         ("optimizer: {target: a:b, steps: 0}", "optimizer.steps: must be at least 1, got 0"),
         ("optimizer: {target: a:b, steps: -3}", "optimizer.steps: must be at least 1, got -3"),
-        ("optimizer: {target: a:b, steps: 2.5}", "optimizer.steps: must be a whole number, got 2.5"),
+        ("optimizer: {target: a:b, steps: 2.5}", "optimizer.steps: expected a whole number, got 2.5"),
         (
             "optimizer: a.py:build",
             "optimizer: expected a mapping, got 'a.py:build'; write optimizer: {target: a.py:build}",
