@@ -8,12 +8,12 @@ from ampdoctor.errors import AmpDoctorError, is_out_of_memory
 from ampdoctor.facts.training import PlainStep, PlainTraining
 from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.passes.comparison import Progress
 from ampdoctor.probe.passes.device import choose_device
 from ampdoctor.probe.passes.isolation import isolated
 from ampdoctor.probe.passes.one_pass import take_step
 from ampdoctor.probe.passes.precision import reference
 from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.stages import Progress
 from ampdoctor.probe.watch.location import ModuleStack
 from ampdoctor.probe.watch.unrecorded import Absent
 
