@@ -11,8 +11,8 @@ from ampdoctor.diagnose.gradient_histogram import gradient_histogram_of
 from ampdoctor.diagnose.report import GradientBins, GradientHistogram
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.trace import SiteRecord
-from ampdoctor.scales.gradient_view import gradients_to_sweep
-from ampdoctor.scales.powers_of_two import shares_zeroed
+from ampdoctor.scales.powers_of_two import counted, shares_zeroed
+from ampdoctor.scales.recordings import gradients_of
 from trace_builder import candidate, module, parameter, record, reference, trace
 
 
@@ -69,7 +69,7 @@ def test_exponents_at_loss_scale_one_by_module_and_together() -> None:
 def test_shares_are_those_of_the_sweep() -> None:
     found = histogram()
     assert found is not None
-    tensors = gradients_to_sweep(trace(passes=(reference(), candidate(sites=SITES))))
+    tensors = counted(gradients_of(trace(passes=(reference(), candidate(sites=SITES)))))
     expected = shares_zeroed(tensors)
     assert list(found.total.underflow_fraction) == [share for share in expected if share]
     assert found.total.underflow_fraction == pytest.approx((6 / 7, 3 / 7, 3 / 7))

@@ -11,19 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import case_runner
-from ampdoctor.facts.floats import BFLOAT16, FLOAT8_E4M3FN, FLOAT16
+from ampdoctor.facts.floats import BFLOAT16, FLOAT8_E4M3FN, FLOAT16, FloatFormat
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.trace import Trace
 from ampdoctor.facts.zones import NORMAL, OVERFLOW, SUBNORMAL, ZERO, elements_by_zone, zone_of
-from ampdoctor.scales.gradient_view import (
-    ACTIVATIONS,
-    PARAMETERS,
-    GradientView,
-    Selection,
-    has_finite_backward,
-    view_gradients,
-)
-from ampdoctor.scales.powers_of_two import predicted_window
+from ampdoctor.scales.gradient_view import GradientView, view_gradients
+from ampdoctor.scales.reading import ScaleReading, Window, read_scales
+from ampdoctor.scales.recordings import passes_shown
+from ampdoctor.scales.selection import ACTIVATIONS, PARAMETERS, Selection
 from case_runner import scan
 from trace_builder import candidate, environment, parameter, record, reference, stats, trace
 
@@ -65,10 +60,16 @@ def flushed_at_one() -> Trace:
     return scan(TwoLayers(), torch.ones(1, 1), step, loss_scale=1.0)[0]
 
 
+def reading_of(
+    seen: Trace, fmt: FloatFormat | None = None, selection: Selection | None = None
+) -> ScaleReading | None:
+    return read_scales(seen, 0.01, 1.0, selection, fmt)
+
+
 def view_of(seen: Trace, exponent: int, *args: Any) -> GradientView:
-    view = view_gradients(seen, exponent, *args)
-    assert view is not None
-    return view
+    reading = reading_of(seen, *args)
+    assert reading is not None
+    return view_gradients(seen, reading, exponent)
 
 
 def test_the_recording_at_the_very_scale_is_read_unshifted(recorded: Trace) -> None:
@@ -109,23 +110,23 @@ def test_zeros_that_came_in_are_lost_and_not_flushed(flushed_at_one: Trace) -> N
 
 def test_the_sweep_rests_on_the_recording_that_lost_least(flushed_at_one: Trace) -> None:
     view = view_of(flushed_at_one, 0)
-    assert {t.recorded_at for t in view.tensors} == {24}
+    assert {t.recorded_at for t in view.reading.counted} == {24}
     # 2^-33 survives from 2^9 on, 2^-30 from 2^6, 2^-26 from 2^2
-    shares = {p.exponent: p.underflow_fraction for p in view.points}
+    shares = {p.exponent: p.underflow_fraction for p in view.reading.points}
     # 2^0 was run: a cast flushed all there was to flow back, of which the recording at 2^24 knows nothing
-    first, second = view.points[:2]
+    first, second = view.reading.points[:2]
     assert (first.underflow_fraction, first.run, first.bound) == (1.0, True, None)
     assert first.predicted == pytest.approx(9 / 11)
-    assert (second.run, second.bound, view.points[24].bound) == (False, "lower", None)
+    assert (second.run, second.bound, view.reading.points[24].bound) == (False, "lower", None)
     assert shares[2] == pytest.approx(7 / 11)
     assert shares[6] == pytest.approx(1 / 11)
     assert shares[9] == 0
-    assert [p.exponent for p in view.points if p.overflowing] == [32]
-    assert predicted_window(view.tensors, 0.01, 1) == (9, 30)
+    assert [p.exponent for p in view.reading.points if p.overflowing] == [32]
+    assert view.reading.window == Window(9, 30)
 
 
 def test_the_scales_that_were_run_stand_next_to_the_prediction(flushed_at_one: Trace) -> None:
-    seen = {r.loss_scale: (r.finite, r.underflow_fraction) for r in view_of(flushed_at_one, 0).runs}
+    seen = {r.loss_scale: (r.finite, r.underflow_fraction) for r in view_of(flushed_at_one, 0).reading.runs}
     assert seen[1.0] == (True, 1.0)
     assert seen[2.0**24] == (True, 0.0)
     assert seen[2.0**32] == (False, None)
@@ -156,10 +157,12 @@ def test_a_selection_takes_some_of_the_gradients(
 ) -> None:
     view = view_of(recorded, 16, None, selection)
     found: dict[str, int] = {}
-    for t in view.tensors:
+    for t in view.reading.counted:
         found[t.site.module] = found.get(t.site.module, 0) + 1
     assert found == tensors
-    assert bool(view.runs) == (selection.kind == PARAMETERS)  # runs count all gradients, and parameters'
+    assert bool(view.reading.runs) == (
+        selection.kind == PARAMETERS
+    )  # runs count all gradients, and parameters'
 
 
 def test_a_glob_takes_what_is_inside_the_modules_it_matches() -> None:
@@ -193,7 +196,7 @@ def test_another_format_draws_other_zones(recorded: Trace) -> None:
     """At 2^16 float8_e4m3fn, which flushes from 2^-10 on, keeps the two elements that are 1."""
     view = view_of(recorded, 16, FLOAT8_E4M3FN)
     assert (view.whole.lost, view.whole.normal) == (9, 2)
-    assert view.runs == () and not view.is_recorded_format
+    assert view.reading.runs == () and not view.is_recorded_format
     assert view_of(recorded, 0, BFLOAT16).whole.lost == 0
 
 
@@ -209,7 +212,7 @@ def test_where_no_pass_is_finite_the_reference_is_read() -> None:
     # the sites with a twin in FP32: second's weight 2^17 .., h and first's weight 2^34 ..
     assert view.whole.histogram.counts == {17: 1, 20: 5, 24: 2, 34: 2}
     assert view.whole.overflowed == 10
-    assert predicted_window(view.tensors, 0.01, 1) is None
+    assert view.reading.window is None
 
 
 # ---------------------------------------------------------------- traces by hand
@@ -253,21 +256,21 @@ def test_a_batch_without_finite_gradients_is_left_out_and_named() -> None:
 def test_a_fault_in_forward_leaves_nothing_to_look_at() -> None:
     sick = candidate(loss=math.nan, parameters=(parameter("w", nan=4),), sites=(gradient("fc", 0, {0: 4}),))
     seen = trace(passes=(reference(), sick))
-    assert not has_finite_backward(seen)
-    assert view_gradients(seen, 16) is None
+    assert not passes_shown(seen)
+    assert reading_of(seen) is None
 
 
 def test_gradients_in_float32_are_not_rounded_and_not_shown() -> None:
     wide = record("fc", "aten::mm", 0, phase="backward", dtype="float32")
     seen = trace(passes=(reference(), candidate(sites=(wide,))))
-    assert has_finite_backward(seen)
-    assert view_gradients(seen, 16) is None
+    assert passes_shown(seen)
+    assert reading_of(seen) is None
 
 
 def test_a_recording_at_a_scale_that_is_no_power_of_two_cannot_be_shifted() -> None:
     odd = candidate(loss_scale=1000.0, sites=(gradient("fc", 0, {0: 4}),))
     seen = trace(environment=environment(loss_scale=1000.0), passes=(reference(), odd))
-    assert view_gradients(seen, 10) is None
+    assert reading_of(seen) is None
     ladder = replace(odd, role="ladder", loss_scale=1024.0)
     assert view_of(replace(seen, passes=(reference(), odd, ladder)), 10).recordings[0].role == "ladder"
 
@@ -307,11 +310,11 @@ def test_each_tensor_is_read_where_it_was_not_flushed() -> None:
     low = candidate(role="ladder", loss_scale=2.0, sites=(loud, faint))
     seen = trace(passes=(exact, sick, low))
     shown = view_of(seen, 16, None, Selection(layers=("faint*",)))
-    assert {t.recorded_at for t in shown.tensors} == {16}
+    assert {t.recorded_at for t in shown.reading.counted} == {16}
     assert shown.whole.underflow_fraction == 0
-    assert [p.underflow_fraction for p in shown.points[4:7]] == [1.0, 0.0, 0.0]  # 2^-30 * 2^5 is kept
+    assert [p.underflow_fraction for p in shown.reading.points[4:7]] == [1.0, 0.0, 0.0]  # 2^-30 * 2^5 is kept
     # Without the sick run nothing but the reference knows what was flushed.
-    (tensor,) = view_of(trace(passes=(exact, low)), 16, None, Selection(layers=("faint*",))).tensors
+    (tensor,) = view_of(trace(passes=(exact, low)), 16, None, Selection(layers=("faint*",))).reading.counted
     assert (tensor.from_reference, tensor.recorded_at, tensor.absmax) == (True, 0, 4 * 2.0**-32)
 
 
@@ -320,7 +323,7 @@ def test_a_window_without_room_for_the_margin_is_the_ceiling_for_every_reader() 
     seen, report = case_runner.scan(nn.Linear(1, 1, bias=False), torch.ones(1, 1), steep, loss_scale=1.0)
     view = view_of(seen, 0, None, Selection(layers=("*",)))
     assert report.loss_scale.window == (1.0, 1.0)
-    assert predicted_window(view.tensors, 0.01, 1) == (0, 0)
+    assert view.reading.window == Window(0, 0)
 
 
 def steep(model: nn.Module, x: Tensor) -> Tensor:

@@ -29,15 +29,11 @@ from ampdoctor.errors import ConfigError, ProbeError
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.scale_names import scale_named
 from ampdoctor.facts.trace import Trace
-from ampdoctor.scales.gradient_view import (
-    ACTIVATIONS,
-    EVERYTHING,
-    PARAMETERS,
-    Selection,
-    gradients_to_sweep,
-    has_finite_backward,
-    view_gradients,
-)
+from ampdoctor.scales.gradient_view import view_gradients
+from ampdoctor.scales.powers_of_two import counted
+from ampdoctor.scales.reading import read_scales
+from ampdoctor.scales.recordings import gradients_of, passes_shown
+from ampdoctor.scales.selection import ACTIVATIONS, EVERYTHING, PARAMETERS, Selection
 
 if TYPE_CHECKING:
     from ampdoctor.config import Config
@@ -125,14 +121,14 @@ def grad_histogram(
     report = diagnose(seen, policy)
     if wanted is None:
         wanted = seen.loss_scale
-    view = view_gradients(seen, round(math.log2(wanted)), fmt, selection)
-    if view is None:
+    reading = read_scales(seen, policy.gradient_underflow, policy.scale_margin_bits, selection, fmt)
+    if reading is None:
         raise _nothing_to_show(seen, report, selection, _scan_command(source, trace, rest))
 
     from ampdoctor.render.gradients import Page
 
     page = Page(
-        view=view,
+        view=view_gradients(seen, reading, round(math.log2(wanted))),
         report=report,
         wanted=wanted,
         sweep=sweep,
@@ -255,18 +251,18 @@ def _nothing_to_show(
     trace: Trace, report: Report, selection: Selection, scan: str
 ) -> ConfigError | ProbeError | Stop:
     """Why no gradient can be shown."""
-    if not has_finite_backward(trace):
+    if not passes_shown(trace):
         if trace.interrupted:
             return Stop("interrupted: nothing was measured", FAILED)
         why = _no_backward(trace, report)
         return ProbeError(f"no gradient to show: {why}", hint=f"{scan} says where and why")
-    everything = gradients_to_sweep(trace)
+    everything = counted(gradients_of(trace))
     if not everything:
         return ProbeError(
             "no gradient to show: all of them are FP32 and nothing is rounded on the way",
             hint="precision.mode: autocast or half, with dtype float16 or bfloat16",
         )
-    of_kind = gradients_to_sweep(trace, Selection(selection.kind))
+    of_kind = [t for t in everything if Selection(selection.kind).holds(t)]
     if not of_kind:
         return ProbeError(f"no gradient to show: none of {selection.kind} is rounded to low precision")
     names = sorted({Selection(selection.kind).name_of(t) for t in of_kind} - {""})

@@ -9,13 +9,13 @@ from dataclasses import replace
 from ampdoctor.diagnose.report import GradientBins, GradientHistogram
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.trace import Trace
-from ampdoctor.scales.gradient_view import gradients_to_sweep
-from ampdoctor.scales.powers_of_two import GradientTensor, shares_zeroed
+from ampdoctor.scales.powers_of_two import GradientTensor, counted, shares_zeroed
+from ampdoctor.scales.recordings import gradients_of
 
 
 def gradient_histogram_of(trace: Trace) -> GradientHistogram | None:
     """The histograms of the passes that a search for a loss scale reads; None where there is none."""
-    tensors = gradients_to_sweep(trace)
+    tensors = counted(gradients_of(trace))
     if not tensors:
         return None
     by_module: dict[str, list[GradientTensor]] = defaultdict(list)

@@ -58,9 +58,10 @@ def _underflow(scales: ScaleReading, judged: float) -> dict[str, float | None]:
     shares: dict[str, float | None] = {}
     if not is_power_of_two(judged):
         shares[f"{judged:g}"] = None
-    for point in scales.points:
-        overflows = scales.ceiling is None or point.exponent > scales.ceiling
-        shares[str(2**point.exponent)] = None if overflows else point.underflow_fraction
+    if scales.ceiling is not None:
+        for point in scales.points:
+            overflows = point.exponent > scales.ceiling
+            shares[str(2**point.exponent)] = None if overflows else point.underflow_fraction
     return shares
 
 

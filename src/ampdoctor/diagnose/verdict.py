@@ -68,6 +68,7 @@ def read(trace: Trace, policy: Policy) -> Reading:
     births = judge_births(trace)
     raised = _raised(trace)
     scales = read_scales(trace, policy.gradient_underflow, policy.scale_margin_bits)
+    scales = scales if scales is not None and scales.searched else None
     best = best_errors(trace, scales)
     damage = gradient_damage(trace, best)
     silent = any(j.standing == SILENT for j in births)

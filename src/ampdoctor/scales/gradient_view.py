@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from ampdoctor.facts.floats import FloatFormat
 from ampdoctor.facts.histogram import ExponentHistogram, exponent_of
-from ampdoctor.facts.trace import Pass, SiteRecord, Trace
-from ampdoctor.scales.powers_of_two import LOW_PRECISION, GradientTensor, ScalePoint, sweep
-from ampdoctor.scales.recordings import passes_to_read, recorded_tensors, reference_tensors, rounded
-from ampdoctor.scales.runs import ScaleSeen, parameters, scales_seen, with_runs
-
-EVERYTHING, ACTIVATIONS, PARAMETERS = "all", "activations", "parameters"
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which of the gradients to look at."""
-
-    kind: str = EVERYTHING
-    """``all`` | ``activations`` (gradients on their way) | ``parameters`` (those that arrive)"""
-    layers: tuple[str, ...] = ()
-    """Globs over module paths, parents included, or over parameter names; () for all."""
-
-    def takes(self, module: str, parameter: str) -> bool:
-        """True for a tensor that is asked for; ``parameter``: the one whose gradient it is, or ''."""
-        if self.kind != EVERYTHING and (self.kind == PARAMETERS) != bool(parameter):
-            return False
-        return not self.layers or any(
-            fnmatchcase(path, glob)
-            for name in {module, parameter or module}
-            for path in _with_parents(name)
-            for glob in self.layers
-        )
-
-    def name_of(self, tensor: GradientTensor) -> str:
-        """The layer that the tensor is shown under."""
-        return tensor.parameter if self.kind == PARAMETERS else tensor.site.module
+from ampdoctor.facts.trace import SiteRecord, Trace
+from ampdoctor.scales.powers_of_two import LOW_PRECISION, GradientTensor, counted
+from ampdoctor.scales.reading import ScaleReading
+from ampdoctor.scales.recordings import gradients_of, passes_shown
+from ampdoctor.scales.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -104,9 +77,10 @@ class Recording:
 class GradientView:
     """The answer to: where do the gradients lie?"""
 
-    selection: Selection
+    reading: ScaleReading
+    """What is known of the same gradients at every scale."""
     fmt: FloatFormat
-    """The format whose zones are asked about."""
+    """The format whose zones are shown: the reading's, or the one that most gradients were rounded to."""
     recorded_as: tuple[str, ...]
     """The dtypes that the gradients were rounded to in the recording."""
     before_rounding: bool
@@ -123,13 +97,11 @@ class GradientView:
     infs: int
     """Elements that are inf by design, in FP32 too: in tensors left out of everything else."""
     nans: int
-    points: tuple[ScalePoint, ...]
-    """Every power of two from 2^0 to 2^32."""
-    tensors: tuple[GradientTensor, ...]
-    """What ``points`` rest on."""
-    runs: tuple[ScaleSeen, ...]
-    """Scales that were run, in rising order; () for activations alone, for some of the layers of a selection
-    that has activations, and for another format than the recording's."""
+
+    @property
+    def selection(self) -> Selection:
+        """Which gradients these are."""
+        return self.reading.selection
 
     @property
     def is_recorded_format(self) -> bool:
@@ -137,25 +109,17 @@ class GradientView:
         return self.recorded_as == (self.fmt.name,)
 
 
-def view_gradients(
-    trace: Trace, exponent: int, fmt: FloatFormat | None = None, selection: Selection | None = None
-) -> GradientView | None:
-    """The gradients at loss scale 2^exponent in ``fmt``'s range, by default the format they were rounded to.
-
-    None where no pass has a finite backward with low-precision gradients, or the selection takes none.
-    """
-    selection = selection or Selection()
+def view_gradients(trace: Trace, reading: ScaleReading, exponent: int) -> GradientView:
+    """The gradients that the reading is of, at loss scale 2^exponent."""
+    selection = reading.selection
     shown = passes_shown(trace, exponent)
-    tensors = _tensors(trace, selection, exponent)
-    if not tensors:
-        return None
-    swept = gradients_to_sweep(trace, selection)
+    tensors = [t for t in counted(gradients_of(trace, exponent)) if selection.holds(t)]
+    tensors = tensors or list(reading.counted)  # at this very scale all of them are infinite by design
     formats = Counter(t.fmt for t in tensors)
-    chosen = fmt or formats.most_common(1)[0][0]
-    seen = _seen(trace, selection) if set(formats) == {chosen} else []
+    chosen = reading.fmt or formats.most_common(1)[0][0]
     left_out = [r.stats for p in shown for r in p.sites if _is_left_out(r, selection)]
     return GradientView(
-        selection=selection,
+        reading=reading,
         fmt=chosen,
         recorded_as=tuple(sorted(f.name for f in formats)),
         before_rounding=all(t.rounds or t.stats.dtype not in LOW_PRECISION for t in tensors),
@@ -166,52 +130,7 @@ def view_gradients(
         layers=_layers(tensors, exponent, chosen, selection),
         infs=sum(stats.inf for stats in left_out),
         nans=sum(stats.nan for stats in left_out),
-        points=tuple(with_runs(sweep(swept, chosen), seen)),
-        tensors=tuple(swept),
-        runs=tuple(seen),
     )
-
-
-def gradients_to_sweep(trace: Trace, selection: Selection | None = None) -> list[GradientTensor]:
-    """The gradients that tell about every loss scale, each from the recording that lost least of it."""
-    return _tensors(trace, selection or Selection(), None)
-
-
-def has_finite_backward(trace: Trace) -> bool:
-    """True where some batch's gradients can be looked at."""
-    return bool(passes_shown(trace, None))
-
-
-def passes_shown(trace: Trace, exponent: int | None) -> list[Pass]:
-    """Of each batch the pass that is read first; where no scale of 1 or more is finite, the references."""
-    failed = _failed(trace)
-    passes = [p for p in passes_to_read(trace.passes, exponent) if p.batch not in failed]
-    return passes + [p for p in trace.passes if p.role == "reference" and p.batch in failed]
-
-
-def _failed(trace: Trace) -> set[int]:
-    """Batches that were searched and are finite at no scale of 1 or more: lower ones lose what FP32 has."""
-    works = {r.batch for r in trace.scale_runs if r.finite and r.loss_scale >= 1}
-    return {r.batch for r in trace.scale_runs} - works
-
-
-def _tensors(trace: Trace, selection: Selection, exponent: int | None) -> list[GradientTensor]:
-    """The selected tensors, where they are rounded."""
-    failed = _failed(trace)
-    found = [t for t in recorded_tensors(trace.passes, exponent) if t.batch not in failed]
-    found += [t for t in reference_tensors(trace.passes) if t.batch in failed]
-    return [t for t in rounded(found) if selection.takes(t.site.module, t.parameter)]
-
-
-def _seen(trace: Trace, selection: Selection) -> list[ScaleSeen]:
-    """What the runs say about a selection: all gradients are counted there, and those of parameters."""
-    if selection == Selection():
-        return scales_seen(trace.scale_runs)
-    if selection.kind != PARAMETERS:
-        return []
-    modules = {r.parameter: r.site.module for p in trace.passes for r in p.sites if r.parameter}
-    taken = {name for name, module in modules.items() if selection.takes(module, name)}
-    return scales_seen(trace.scale_runs, parameters(taken.__contains__))
 
 
 def _is_left_out(record: SiteRecord, selection: Selection) -> bool:
@@ -269,11 +188,3 @@ def _gradients(name: str, tensors: Sequence[GradientTensor], exponent: int, fmt:
         most_flushed=tensors[most] if flushed[most] else None,
         largest=max(tensors, key=lambda t: t.absmax),
     )
-
-
-def _with_parents(name: str) -> Iterator[str]:
-    """``a.b.c``, ``a.b``, ``a``; the root module's '' alone."""
-    yield name
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name

@@ -201,8 +201,9 @@ def most_flushed(tensors: Sequence[GradientTensor], exponent: int) -> GradientTe
 
 
 def counted(tensors: Sequence[GradientTensor]) -> list[GradientTensor]:
-    """Those that round; all of them where no rounding was seen (a GPU's kernels do not show it)."""
-    return [t for t in tensors if t.rounds] or list(tensors)
+    """Of each batch those that round; all of them where no rounding was seen (a GPU's kernels, FP32)."""
+    rounding = {t.batch for t in tensors if t.rounds}
+    return [t for t in tensors if t.rounds or t.batch not in rounding]
 
 
 def sweep(tensors: Sequence[GradientTensor], fmt: FloatFormat | None = None) -> list[ScalePoint]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from ampdoctor.facts.floats import BFLOAT16, FloatFormat
 from ampdoctor.facts.trace import ScaleRun, Trace
@@ -16,6 +15,7 @@ from ampdoctor.scales.powers_of_two import (
     GradientTensor,
     ScalePoint,
     ceiling_for,
+    counted,
     floor_of,
     limiting,
     most_flushed,
@@ -24,8 +24,9 @@ from ampdoctor.scales.powers_of_two import (
     sweep,
     top_below,
 )
-from ampdoctor.scales.recordings import recorded_tensors, reference_tensors
-from ampdoctor.scales.runs import scales_seen, with_runs
+from ampdoctor.scales.recordings import gradients_of, reference_tensors
+from ampdoctor.scales.runs import ScaleSeen, parameters, scales_seen, with_runs
+from ampdoctor.scales.selection import PARAMETERS, Selection
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,22 @@ class Alternative:
 class ScaleReading:
     """What is known of loss scales. Exponents are of powers of two."""
 
+    selection: Selection
+    """The gradients it is of."""
+    fmt: FloatFormat | None
+    """The format asked about; None: each tensor's own."""
     tensors: tuple[GradientTensor, ...]
+    """Every low-precision gradient: each may overflow."""
+    counted: tuple[GradientTensor, ...]
+    """Those that round: what becomes zero is counted there."""
     points: tuple[ScalePoint, ...]
+    """Every power of two from 2^0 to 2^32."""
+    runs: tuple[ScaleSeen, ...]
+    """Scales that were run, in rising order; () for activations alone, for some of the layers of a selection
+    that has activations, and for another format than the recording's."""
+    searched: bool
+    """All gradients in the format they ran in, and scales were run: the window is what runs proved. Else it
+    is what the histograms predict."""
     ceiling: int | None
     """The highest scale at which nothing overflows, without a margin; None if no scale run was finite."""
     window: Window | None
@@ -69,47 +84,87 @@ class ScaleReading:
     by_parameters: bool
     """The low end is where parameters begin to lose, because counting zeros would leave no window."""
     alternatives: tuple[Alternative, ...]
-    """For a window that is empty."""
+    """For a window that is empty, where scales were searched."""
+
+    def works(self, exponent: int) -> bool:
+        """2^exponent lies in the window."""
+        return self.window is not None and self.window.low <= exponent <= self.window.high
+
+    def point(self, exponent: int) -> ScalePoint | None:
+        """What is known of 2^exponent; None outside 2^0 .. 2^32."""
+        return self.points[exponent - LOWEST] if LOWEST <= exponent <= HIGHEST else None
 
 
-def read_scales(trace: Trace, underflow_limit: float, margin_bits: float) -> ScaleReading | None:
-    """The reading; None where the trace has no scale runs, or no low-precision gradient.
+def read_scales(
+    trace: Trace,
+    underflow_limit: float,
+    margin_bits: float,
+    selection: Selection | None = None,
+    fmt: FloatFormat | None = None,
+) -> ScaleReading | None:
+    """The reading; None where no batch has a low-precision gradient in the selection.
 
     ``underflow_limit``: the share of elements that may become zero where no run says what that harms;
-    ``margin_bits``: how far below overflow a scale stays.
+    ``margin_bits``: how far below overflow a scale stays; ``fmt``: another format than that of the run.
     """
-    if not trace.scale_runs:
+    selection = selection or Selection()
+    recorded = gradients_of(trace)
+    tensors = [t for t in recorded if selection.holds(t)]
+    rounding = [t for t in counted(recorded) if selection.holds(t)]
+    if not rounding:
         return None
-    tensors = recorded_tensors(trace.passes)
-    predicted = partial(predicted_window, limit=underflow_limit, margin_bits=margin_bits)
-    if not tensors:
-        everything_fails = not any(r.finite for r in trace.scale_runs)
-        return _nothing_works(reference_tensors(trace.passes), predicted) if everything_fails else None
-    complete = {t.batch for t in tensors} == {r.batch for r in trace.scale_runs}
-    first = limiting(tensors)
-    assert first is not None
-    bad = [_exponent(r) for r in trace.scale_runs if not r.finite and r.loss_scale >= 1]
-    ceiling = min([ceiling_for(tensors), *(b - 1 for b in bad)])
-    points = with_runs(sweep(tensors), scales_seen(trace.scale_runs))
+    as_run = fmt is None or {t.fmt for t in rounding} == {fmt}
+    searched = bool(trace.scale_runs) and as_run and selection == Selection()
+    runs = trace.scale_runs if searched else ()
+    seen = _seen(trace, selection) if as_run else []
+    points = with_runs(sweep(rounding, fmt), seen)
+    ceiling = _ceiling(tensors, fmt, runs)
+    high = None if ceiling is None else top_below(ceiling, margin_bits)
     window, by_parameters = None, False
-    high = top_below(ceiling, margin_bits) if complete else None
     if high is not None:
-        window, by_parameters = _window(points, trace.scale_runs, high, underflow_limit)
+        window, by_parameters = _window(points, runs, high, underflow_limit)
     recommended = None if window is None else recommended_in(window.low, window.high)
+    below = None if ceiling is None else window.low - 1 if window else max(ceiling, LOWEST)
     return ScaleReading(
+        selection=selection,
+        fmt=fmt,
         tensors=tuple(tensors),
+        counted=tuple(rounding),
         points=tuple(points),
+        runs=tuple(seen),
+        searched=searched,
         ceiling=ceiling,
         window=window,
         recommended=recommended,
-        verified=recommended is not None and _verified(trace.scale_runs, tensors, recommended, ceiling),
-        high_limit=first,
-        low_limit=most_flushed(tensors, window.low - 1 if window else max(ceiling, LOWEST)),
+        verified=_verified(runs, tensors, recommended, ceiling),
+        high_limit=None if ceiling is None else limiting(tensors),
+        low_limit=None if below is None else most_flushed(tensors, below),
         by_parameters=by_parameters,
-        alternatives=()
-        if window is not None
-        else tuple(_alternatives(reference_tensors(trace.passes), predicted)),
+        alternatives=_alternatives(trace, underflow_limit, margin_bits)
+        if searched and window is None
+        else (),
     )
+
+
+def _ceiling(
+    tensors: Sequence[GradientTensor], fmt: FloatFormat | None, runs: Sequence[ScaleRun]
+) -> int | None:
+    """What the histograms predict, unless a run proves it lower; None where no run was finite."""
+    if runs and not any(r.finite for r in runs):
+        return None
+    bad = [_exponent(r) for r in runs if not r.finite and r.loss_scale >= 1]
+    return min([ceiling_for(tensors, fmt), *(b - 1 for b in bad)])
+
+
+def _seen(trace: Trace, selection: Selection) -> list[ScaleSeen]:
+    """What the runs say about a selection: all gradients are counted there, and those of parameters."""
+    if selection == Selection():
+        return scales_seen(trace.scale_runs)
+    if selection.kind != PARAMETERS:
+        return []
+    modules = {r.parameter: r.site.module for p in trace.passes for r in p.sites if r.parameter}
+    taken = {name for name, module in modules.items() if selection.takes(module, name)}
+    return scales_seen(trace.scale_runs, parameters(taken.__contains__))
 
 
 def best_errors(trace: Trace, scales: ScaleReading | None) -> dict[int, dict[str, float | None]]:
@@ -121,16 +176,6 @@ def best_errors(trace: Trace, scales: ScaleReading | None) -> dict[int, dict[str
         for r in trace.scale_runs
         if r.finite and _exponent(r) == scales.recommended
     }
-
-
-Predicted = Callable[..., tuple[int, int] | None]
-"""``predicted_window`` with the limits given."""
-
-
-def _nothing_works(exact: Sequence[GradientTensor], predicted: Predicted) -> ScaleReading:
-    """No run was finite: a derivative that the format cannot hold whatever the scale."""
-    alternatives = tuple(_alternatives(exact, predicted))
-    return ScaleReading((), (), None, None, None, False, None, None, False, alternatives)
 
 
 def _window(
@@ -165,8 +210,13 @@ def _lowest_without_harm(runs: Sequence[ScaleRun], high: int) -> int | None:
 
 
 def _verified(
-    runs: Sequence[ScaleRun], tensors: Sequence[GradientTensor], recommended: int, ceiling: int
+    runs: Sequence[ScaleRun],
+    tensors: Sequence[GradientTensor],
+    recommended: int | None,
+    ceiling: int | None,
 ) -> bool:
+    if not runs or recommended is None or ceiling is None:
+        return False
     here = [r for r in runs if _exponent(r) == recommended]
     if {r.batch for r in here} != {r.batch for r in runs} or not all(r.finite for r in here):
         return False
@@ -177,14 +227,15 @@ def _verified(
     return any(r.overflow is not None and (r.batch, r.overflow.site) in predicted for r in past)
 
 
-def _alternatives(tensors: Sequence[GradientTensor], predicted: Predicted) -> list[Alternative]:
+def _alternatives(trace: Trace, underflow_limit: float, margin_bits: float) -> tuple[Alternative, ...]:
     """What would help, each with the window that the reference's histograms give."""
+    tensors = reference_tensors(trace.passes)
     first = limiting(tensors)
     if first is None:
-        return []
+        return ()
 
     def window(part: Sequence[GradientTensor], fmt: FloatFormat | None = None) -> Window | None:
-        ends = predicted(part, fmt=fmt)
+        ends = predicted_window(part, underflow_limit, margin_bits, fmt)
         return None if ends is None else Window(*ends)
 
     found = []
@@ -196,7 +247,7 @@ def _alternatives(tensors: Sequence[GradientTensor], predicted: Predicted) -> li
         own = [t for t in tensors if _inside(t, module)]
         found.append(Alternative("module-in-fp32", module, window(rest)))
         found.append(Alternative("module-scaled-apart", module, window(own), window(rest)))
-    return found
+    return tuple(found)
 
 
 def _inside(tensor: GradientTensor, module: str) -> bool:

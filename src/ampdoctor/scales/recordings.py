@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ampdoctor.facts.site import Site
-from ampdoctor.facts.trace import Pass, SiteRecord
+from ampdoctor.facts.trace import Pass, SiteRecord, Trace
 from ampdoctor.scales.powers_of_two import (
     LOW_PRECISION,
     GradientTensor,
-    counted,
     exact_tensors,
     gradient_tensors,
     is_power_of_two,
@@ -35,6 +34,29 @@ def finite_passes(passes: Sequence[Pass]) -> list[Pass]:
     """The low-precision passes with a finite backward, at powers of two: their bins can be shifted."""
     low = (p for p in passes if p.role in ("candidate", "ladder") and is_power_of_two(p.loss_scale))
     return [p for p in low if is_finite(p)]
+
+
+def gradients_of(trace: Trace, exponent: int | None = None) -> list[GradientTensor]:
+    """Every low-precision tensor of backward, where most of it was seen, or as it was at 2^exponent.
+
+    A batch that is finite at no scale of 1 or more is read from its reference: lower ones lose what FP32 has.
+    """
+    failed = _failed(trace)
+    found = [t for t in recorded_tensors(trace.passes, exponent) if t.batch not in failed]
+    return found + [t for t in reference_tensors(trace.passes) if t.batch in failed]
+
+
+def passes_shown(trace: Trace, exponent: int | None = None) -> list[Pass]:
+    """Of each batch the pass that ``gradients_of`` reads first."""
+    failed = _failed(trace)
+    passes = [p for p in passes_to_read(trace.passes, exponent) if p.batch not in failed]
+    return passes + [p for p in trace.passes if p.role == "reference" and p.batch in failed]
+
+
+def _failed(trace: Trace) -> set[int]:
+    """Batches that were searched and are finite at no scale of 1 or more."""
+    works = {r.batch for r in trace.scale_runs if r.finite and r.loss_scale >= 1}
+    return {r.batch for r in trace.scale_runs} - works
 
 
 def passes_to_read(passes: Sequence[Pass], exponent: int | None = None) -> list[Pass]:
@@ -80,14 +102,6 @@ def reference_tensors(passes: Sequence[Pass]) -> list[GradientTensor]:
             tensors = exact_tensors(candidate, references[candidate.batch])
             found += [t for t in tensors if t.site in rounding] or tensors
     return found
-
-
-def rounded(tensors: Sequence[GradientTensor]) -> list[GradientTensor]:
-    """Of each batch the tensors that round; all of its tensors where no rounding was seen."""
-    batches: dict[int, list[GradientTensor]] = {}
-    for t in tensors:
-        batches.setdefault(t.batch, []).append(t)
-    return [t for batch in batches.values() for t in counted(batch)]
 
 
 def _rank(one_pass: Pass, exponent: int | None) -> tuple[bool, float]:

@@ -14,8 +14,9 @@ from ampdoctor.facts.zones import elements_by_zone
 from ampdoctor.render.gradients.page import Page
 from ampdoctor.render.gradients.words import headline, judgement
 from ampdoctor.render.options import Options
-from ampdoctor.scales.gradient_view import PARAMETERS, Gradients
+from ampdoctor.scales.gradient_view import Gradients
 from ampdoctor.scales.powers_of_two import GradientTensor, ScalePoint
+from ampdoctor.scales.selection import PARAMETERS
 
 SCHEMA = "ampdoctor.gradients/1"
 
@@ -28,7 +29,7 @@ def render_json(page: Page, options: Options) -> str:
 def to_dict(page: Page) -> dict[str, Any]:
     """Everything that the drawings show; None where a figure does not exist."""
     view, environment = page.view, page.report.environment
-    window = page.window
+    window = page.reading.window
     return {
         "schema": SCHEMA,
         "tool": {"version": environment.tool_version},
@@ -48,16 +49,16 @@ def to_dict(page: Page) -> dict[str, Any]:
         "loss_scale": {
             "wanted": page.wanted,
             "shown": 2.0**view.exponent,
-            "window": None if window is None else [2.0 ** window[0], 2.0 ** window[1]],
-            "recommended": None if page.recommended is None else 2.0**page.recommended,
-            "verified": page.is_as_run and page.report.loss_scale.verified,
+            "window": None if window is None else [2.0**window.low, 2.0**window.high],
+            "recommended": None if page.reading.recommended is None else 2.0**page.reading.recommended,
+            "verified": page.reading.verified,
         },
         "inf": view.infs,
         "nan": view.nans,
         "all": _gradients(view.whole, page),
         "layers": [_gradients(layer, page) for layer in view.layers],
-        "sweep": [_point(p) for p in view.points],
-        "runs": [to_json(run) for run in view.runs],
+        "sweep": [_point(p) for p in page.reading.points],
+        "runs": [to_json(run) for run in page.reading.runs],
     }
 
 
@@ -142,9 +143,7 @@ def _sweep_rows(page: Page) -> Iterator[Sequence[object]]:
         "overflowed_elements",
         "works",
     )
-    window = page.window
-    for p in page.view.points:
-        works = window is not None and window[0] <= p.exponent <= window[1]
+    for p in page.reading.points:
         yield (
             2**p.exponent,
             p.exponent,
@@ -152,7 +151,7 @@ def _sweep_rows(page: Page) -> Iterator[Sequence[object]]:
             p.bound or "",
             p.overflowing,
             p.overflowed_elements,
-            str(works).lower(),
+            str(page.reading.works(p.exponent)).lower(),
         )
 
 

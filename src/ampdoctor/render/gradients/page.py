@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ampdoctor.diagnose.report import Report
-from ampdoctor.scales.gradient_view import GradientView, Selection
-from ampdoctor.scales.powers_of_two import HIGHEST, LOWEST, ScalePoint, predicted_window, recommended_in
+from ampdoctor.scales.gradient_view import GradientView
+from ampdoctor.scales.reading import ScaleReading, Window
 
 
 @dataclass(frozen=True)
@@ -35,47 +35,25 @@ class Page:
     """What comes behind those options: `` -- `` and a script's own arguments."""
 
     @property
-    def is_as_run(self) -> bool:
-        """All gradients in the format they were rounded to: what the scan proved holds for them."""
-        everything = self.view.selection == Selection() and bool(self.view.runs)
-        return everything and self.report.loss_scale.searched
+    def reading(self) -> ScaleReading:
+        """What is known of every loss scale, for the gradients shown and in the format shown."""
+        return self.view.reading
 
     @property
-    def whole_window(self) -> tuple[int, int] | None:
+    def works(self) -> bool:
+        """The scale shown lies in the window."""
+        return self.reading.works(self.view.exponent)
+
+    @property
+    def window_of_all(self) -> Window | None:
         """The window of all gradients as they ran; None where there is none, or another format is shown."""
         window = self.report.loss_scale.window if self.view.is_recorded_format else None
-        return None if window is None else (exponent_of_power(window[0]), exponent_of_power(window[1]))
+        return None if window is None else Window(exponent_of_power(window[0]), exponent_of_power(window[1]))
 
     @property
     def is_spoiled(self) -> bool:
         """The forward pass has a fault, and these gradients follow from it."""
         return self.report.verdict.startswith("forward-") or self.report.verdict == "bad-input"
-
-    @property
-    def window(self) -> tuple[int, int] | None:
-        """Exponents of the lowest and the highest scale that work; None where none does."""
-        if not self.is_as_run:
-            return predicted_window(self.view.tensors, self.underflow_limit, self.margin_bits, self.view.fmt)
-        return self.whole_window
-
-    @property
-    def recommended(self) -> int | None:
-        """Exponent of the scale to use; None where none works."""
-        if self.is_as_run:
-            scale = self.report.loss_scale.recommended
-            return None if scale is None else exponent_of_power(scale)
-        window = self.window
-        return None if window is None else recommended_in(*window)
-
-    @property
-    def works(self) -> bool:
-        """The scale shown lies in the window."""
-        window = self.window
-        return window is not None and window[0] <= self.view.exponent <= window[1]
-
-    def point(self, exponent: int) -> ScalePoint | None:
-        """The sweep at 2^exponent; None outside 2^0 .. 2^32."""
-        return self.view.points[exponent - LOWEST] if LOWEST <= exponent <= HIGHEST else None
 
 
 def exponent_of_power(scale: float) -> int:

@@ -171,16 +171,16 @@ def _formula(label: str) -> str:
 
 def _sweep(figure: Figure, page: Page) -> None:
     axes = figure.add_subplot()
-    view, window = page.view, page.window
-    scales = [p.exponent for p in view.points]
+    view, window = page.view, page.reading.window
+    scales = [p.exponent for p in page.reading.points]
     if window is not None:
-        axes.axvspan(window[0] - 0.5, window[1] + 0.5, color=_TINTS[NORMAL], zorder=-2, linewidth=0)
+        axes.axvspan(window.low - 0.5, window.high + 0.5, color=_TINTS[NORMAL], zorder=-2, linewidth=0)
         axes.text(
-            (window[0] + window[1]) / 2, 1.02, f"works: $2^{{{window[0]}}}$ .. $2^{{{window[1]}}}$",
+            (window.low + window.high) / 2, 1.02, f"works: $2^{{{window.low}}}$ .. $2^{{{window.high}}}$",
             transform=axes.get_xaxis_transform(), ha="center", color=_COLORS[NORMAL], fontweight="bold",
         )  # fmt: skip
-    zeroed = [100 * p.underflow_fraction for p in view.points]
-    overflow = [100 * p.overflowing / len(view.tensors) for p in view.points]
+    zeroed = [100 * p.underflow_fraction for p in page.reading.points]
+    overflow = [100 * p.overflowing / len(page.reading.counted) for p in page.reading.points]
     fmt = format_name(view.fmt.name)
     curves = (
         (zeroed, _COLORS[ZERO], f"{things(page)} that become zero in {fmt}"),
@@ -189,7 +189,7 @@ def _sweep(figure: Figure, page: Page) -> None:
     for values, color, label in curves:
         axes.fill_between(scales, values, color=color, alpha=0.13, linewidth=0)
         axes.plot(scales, values, color=color, marker=".", label=label)
-    runs = {exponent_of_power(r.loss_scale): r for r in view.runs if is_power_of_two(r.loss_scale)}
+    runs = {exponent_of_power(r.loss_scale): r for r in page.reading.runs if is_power_of_two(r.loss_scale)}
     counted = {k: 100 * (r.underflow_fraction or 0.0) for k, r in runs.items() if r.finite and k in scales}
     failed = {k: overflow[k - LOWEST] for k, r in runs.items() if not r.finite and k in scales}
     for seen, marker, color, label in (
@@ -215,8 +215,9 @@ def _sweep(figure: Figure, page: Page) -> None:
 def _scale_marks(axes: Axes, page: Page) -> None:
     """Lines at the scale shown and at the one to use."""
     marks = {page.view.exponent: "shown"}
-    if page.recommended is not None:
-        marks[page.recommended] = "shown, use" if page.recommended == page.view.exponent else "use"
+    better = page.reading.recommended
+    if better is not None:
+        marks[better] = "shown, use" if better == page.view.exponent else "use"
     for exponent, label in marks.items():
         if LOWEST <= exponent <= HIGHEST:
             axes.axvline(exponent, color=_INK, linewidth=0.9, linestyle=":")

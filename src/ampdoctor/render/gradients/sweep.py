@@ -46,16 +46,16 @@ def sweep_document(page: Page, options: Options) -> RenderableType:
     ]
     parts += [words((title, "bold"))]
     parts += [*_chart(page, options), Text("")]
-    if page.view.runs:
+    if page.reading.runs:
         parts += [_runs(page, options), Text("")]
     parts += [words(note, style="dim") for note in notes(page)]
-    rows = [("Loss scale", loss_scale_section(page.report))] if page.is_as_run else []
+    rows = [("Loss scale", loss_scale_section(page.report))] if page.reading.searched else []
     parts += [Text(""), labelled([*rows, *next_rows(page)]), *command_lines(page, options)]
     return Padding(Group(*parts), (0, 0, 0, 1))
 
 
 def _chart(page: Page, options: Options) -> Iterator[Text]:
-    points = page.view.points
+    points = page.reading.points
     each = 2 if LABEL_WIDTH + 2 * len(points) + 2 <= options.width else 1
     unicode = options.unicode
     vertical, tick, corner, dash = "│┤└─" if unicode else "|++-"
@@ -69,7 +69,7 @@ def _chart(page: Page, options: Options) -> Iterator[Text]:
         power(k).ljust(_TICK_EVERY * each) for k in range(LOWEST, HIGHEST + 1, _TICK_EVERY)
     ).rstrip()
     yield Text(" " * LABEL_WIDTH + ticks)
-    tensors = len(page.view.tensors)
+    tensors = len(page.reading.counted)
     overflow = _wide(sparkline([p.overflowing / tensors for p in points], unicode), each)
     yield Text(f"{'overflow':<{LABEL_WIDTH}}").append(overflow.rstrip() or "none", STYLES[OVERFLOW])
     yield Text(f"{'works':<{LABEL_WIDTH}}").append(_window(page, each, unicode), "green")
@@ -82,10 +82,10 @@ def _wide(line: str, each: int) -> str:
 
 def _window(page: Page, each: int, unicode: bool) -> str:
     """The window as a line from end to end, in the columns of its scales."""
-    window = page.window
+    window = page.reading.window
     if window is None:
         return "nowhere"
-    low, high = window[0] - LOWEST, window[1] - LOWEST
+    low, high = window.low - LOWEST, window.high - LOWEST
     start, end, line = ("├", "┤", "─") if unicode else ("|", "|", "-")
     width = (high - low + 1) * each
     drawn = "|" if width == 1 else start + line * (width - 2) + end
@@ -96,10 +96,10 @@ def _marks(page: Page, each: int, unicode: bool) -> str:
     """Arrows below the scale shown and the one to use."""
     arrow = "▲" if unicode else "^"
     marks: dict[int, str] = {}
-    if page.recommended is not None:
-        marks[page.recommended] = "use"
+    if page.reading.recommended is not None:
+        marks[page.reading.recommended] = "use"
     shown = page.view.exponent
-    marks[shown] = "shown, use" if shown == page.recommended else "shown"
+    marks[shown] = "shown, use" if shown == page.reading.recommended else "shown"
     line = ""
     for exponent in sorted(k for k in marks if LOWEST <= k <= HIGHEST):
         start = max((exponent - LOWEST) * each, len(line) + 1 if line else 0)
@@ -114,7 +114,7 @@ def _runs(page: Page, options: Options) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_row(Text("Run at", "bold"), Text("becomes zero", "dim"), Text("predicted", "dim"))
-    for run in page.view.runs:
+    for run in page.reading.runs:
         table.add_row(" " + _scale_words(run.loss_scale), _seen(run), _predicted(page, run.loss_scale))
     return table
 
@@ -130,7 +130,7 @@ def _seen(run: ScaleSeen) -> str:
 
 def _predicted(page: Page, loss_scale: float) -> str:
     exponent = exponent_of_power(loss_scale)
-    point: ScalePoint | None = page.point(exponent) if loss_scale == 2.0**exponent else None
+    point: ScalePoint | None = page.reading.point(exponent) if loss_scale == 2.0**exponent else None
     if point is None:
         return "-"
     if point.overflowing:

@@ -32,8 +32,8 @@ from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
 from ampdoctor.render.text import header, labelled
 from ampdoctor.render.words import source_path, words
-from ampdoctor.scales.gradient_view import PARAMETERS
 from ampdoctor.scales.powers_of_two import GradientTensor
+from ampdoctor.scales.selection import PARAMETERS
 
 _MARGIN = 1
 _SPARK_WIDTH = 32

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from ampdoctor.diagnose.wording import count_words, format_name, number, percent, place, scale, short_op
 from ampdoctor.render.gradients.labels import labels
 from ampdoctor.render.gradients.page import Page
-from ampdoctor.scales.gradient_view import ACTIVATIONS, PARAMETERS
 from ampdoctor.scales.powers_of_two import GradientTensor, ceiling_of
+from ampdoctor.scales.reading import Window
+from ampdoctor.scales.selection import ACTIVATIONS, PARAMETERS
 
 FITS, UNDERFLOW, OVERFLOW = "FITS", "UNDERFLOW", "OVERFLOW"
 _NOTICEABLE = 0.001
@@ -84,8 +85,7 @@ def _harmless(page: Page) -> str:
     """Says of a share above the limit why it is no underflow."""
     if page.is_spoiled:
         return _elsewhere(page)
-    limits = page.report.loss_scale.limited_by or {}
-    by_parameters = page.is_as_run and limits.get("low_by") == "parameters"
+    by_parameters = page.reading.searched and page.reading.by_parameters
     if not by_parameters or page.view.whole.underflow_fraction < page.underflow_limit:
         return ""
     return "; no parameter's gradient suffers from it"
@@ -93,12 +93,12 @@ def _harmless(page: Page) -> str:
 
 def _elsewhere(page: Page) -> str:
     """What the recommended scale would do instead."""
-    better = page.recommended
+    better = page.reading.recommended
     if page.is_spoiled:
         return "; but the fault is in forward"
     if better is None:
-        return "" if page.whole_window is not None else "; no loss scale keeps both ends"
-    point = page.point(better)
+        return "" if page.window_of_all is not None else "; no loss scale keeps both ends"
+    point = page.reading.point(better)
     if point is None or better == page.view.exponent:
         return ""
     share = f"{'at least ' if point.bound else ''}{percent(point.underflow_fraction)}"
@@ -112,7 +112,7 @@ def notes(page: Page) -> Iterator[str]:
     view, whole = page.view, page.view.whole
     if page.sweep:
         yield from _source(page)
-        if any(p.bound for p in view.points):
+        if any(p.bound for p in page.reading.points):
             yield "At scales not run these are lower bounds: a zero made early spreads on its way back."
         return
     if whole.lost_before:
@@ -132,7 +132,7 @@ def _source(page: Page) -> Iterator[str]:
         yield f"Read from the FP32 pass: no {rounded} pass is finite at a loss scale of 1 or more."
         return
     if page.sweep:
-        scales = {t.recorded_at for t in view.tensors}
+        scales = {t.recorded_at for t in page.reading.counted}
     else:
         scales = {r.exponent for r in view.recordings}
     when = "before" if view.before_rounding else "after"
@@ -183,14 +183,14 @@ def layer_labels(page: Page, width: int, unicode: bool) -> list[str]:
 
 def advice(page: Page) -> Iterator[str]:
     """What to do, in sentences."""
-    window, better, name = page.window, page.recommended, _format(page)
+    window, better, name = page.reading.window, page.reading.recommended, _format(page)
     if page.is_spoiled:
         yield f"These gradients follow from a fault in forward, see to that first: {page.report.sentence}"
-    elif (window is None or better is None) and page.whole_window is not None:
-        proof = "proven by running it" if page.report.loss_scale.verified else "predicted, not proven"
+    elif (window is None or better is None) and page.window_of_all is not None:
+        proof = "proven by running it" if page.reading.verified else "predicted, not proven"
         yield (
             "By counting zeros these gradients have no window of their own; all together they have one: "
-            f"{span(page.whole_window)}, {proof}."
+            f"{span(page.window_of_all)}, {proof}."
         )
     elif window is None or better is None:
         yield f"No loss scale holds all of this in {name}."
@@ -206,14 +206,14 @@ def advice(page: Page) -> Iterator[str]:
 
 def commands(page: Page) -> Iterator[tuple[str, str]]:
     """What to look at next: a command, and what it shows."""
-    view, better = page.view, page.recommended
+    view, better = page.view, page.reading.recommended
     if page.is_spoiled:
         yield page.scan, "where and why"
         return
     if better is None:
         if view.is_recorded_format and _format(page) == "FP16":
             yield f"{page.again} --dtype bfloat16{page.rest}", "BF16 reaches further"
-        if page.is_as_run:
+        if page.reading.searched:
             yield page.scan, "which layer is in the way"
     if page.sweep:
         shown = better if better is not None else view.exponent
@@ -225,15 +225,15 @@ def commands(page: Page) -> Iterator[tuple[str, str]]:
 
 
 def _proof(page: Page) -> str:
-    if not page.is_as_run:
+    if not page.reading.searched:
         return "as these histograms predict"
-    return "proven by running it" if page.report.loss_scale.verified else "predicted, not proven"
+    return "proven by running it" if page.reading.verified else "predicted, not proven"
 
 
-def span(window: tuple[int, int]) -> str:
+def span(window: Window) -> str:
     """``2^4 .. 2^17``."""
-    low, high = window
-    return power(low) if low == high else f"{power(low)} .. {power(high)}"
+    both = window.low != window.high
+    return f"{power(window.low)} .. {power(window.high)}" if both else power(window.low)
 
 
 def power(exponent: int) -> str:
