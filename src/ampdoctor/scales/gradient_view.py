@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ampdoctor.scales.powers_of_two import LOW_PRECISION, GradientTensor, counte
 from ampdoctor.scales.reading import ScaleReading
 from ampdoctor.scales.recordings import gradients_of, passes_shown
 from ampdoctor.scales.selection import Selection
+from ampdoctor.scales.zone_counts import zone_counts
 
 
 @dataclass(frozen=True)
@@ -161,28 +163,26 @@ def _badness(layer: Gradients) -> tuple[float, float, float]:
 
 def _gradients(name: str, tensors: Sequence[GradientTensor], exponent: int, fmt: FloatFormat) -> Gradients:
     scaled = [(t, t.stats.histogram.shift(exponent - t.recorded_at)) for t in tensors]
-    total = sum((h for _, h in scaled), ExponentHistogram())
+    counts = zone_counts([(h, math.ldexp(t.absmax, exponent)) for t, h in scaled], fmt)
     flushed = [h.flushed(fmt) for _, h in scaled]
     most = flushed.index(max(flushed))
-    subnormal = total.subnormal(fmt)
     over = [h for t, h in scaled if t.overflows(exponent, fmt)]
     lost = sum(
         t.nonzero - min(h.nonzero - zeroed, t.nonzero) for (t, h), zeroed in zip(scaled, flushed, strict=True)
     )
     shifted_down = any(t.from_reference or t.recorded_at > exponent for t in tensors)
-    overflowed = sum(max(h.overflowed(fmt), 1) for h in over)
     return Gradients(
         name=name,
         tensors=len(tensors),
-        histogram=total,
+        histogram=sum((h for _, h in scaled), ExponentHistogram()),
         nonzero=sum(t.nonzero for t in tensors),
         lost=lost,
         lost_before=sum(t.came_in_as_zero for t in tensors),
-        flushed=sum(flushed),
+        flushed=counts.flushed,
         bound="lower" if lost and shifted_down else None,
-        subnormal=subnormal,
-        normal=total.nonzero - sum(flushed) - subnormal - overflowed,
-        overflowed=overflowed,
+        subnormal=counts.subnormal,
+        normal=counts.normal,
+        overflowed=counts.overflowed,
         overflowing=len(over),
         overflow_is_exact=not any(fmt.max_exponent in h.counts for h in over),
         most_flushed=tensors[most] if flushed[most] else None,

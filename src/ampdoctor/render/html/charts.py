@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from ampdoctor.diagnose.report import GradientBins, GradientHistogram, LossScale, Report
@@ -14,6 +14,7 @@ from ampdoctor.facts.histogram import exponent_of
 from ampdoctor.facts.zones import zone_of, zones
 from ampdoctor.render.loss_scale_text import judged_word
 from ampdoctor.scales.powers_of_two import HIGHEST, LOWEST
+from ampdoctor.scales.zone_counts import zone_counts
 
 _BELOW, _ABOVE = 16, 9
 """Exponents shown at most beyond those that the format holds; what lies further out is in the last column."""
@@ -132,30 +133,23 @@ def gradient_chart(report: Report) -> GradientChart | None:
         tuple(Mark(f"2^{e}", _middle(e - low, count)) for e in range(low, high + 1) if e % _TICKS == 0),
         figures(histogram.total, fmt, exponent),
         {
-            "flush": exponent_of(fmt.flush_at),
-            "minNormal": exponent_of(fmt.min_normal),
-            "maxExponent": fmt.max_exponent,
-            "overflowAt": fmt.overflow_at,
             "low": low,
             "high": high,
-            "bins": [_bins(bins) for bins in (histogram.total, *histogram.layers)],
+            "visible": _VISIBLE,
+            "bins": [_bins(bins, fmt) for bins in (histogram.total, *histogram.layers)],
         },
     )
 
 
 def figures(bins: GradientBins, fmt: FloatFormat, exponent: int) -> Figures:
     """What rounding to the format does to these gradients at loss scale 2^exponent."""
-    histogram = bins.histogram.shift(exponent)
     lost = bins.underflow_fraction[exponent] if exponent < len(bins.underflow_fraction) else 0.0
-    overflows = math.ldexp(bins.absmax, exponent) >= fmt.overflow_at
-    over = max(histogram.overflowed(fmt), 1) if overflows else 0
-    subnormal = histogram.subnormal(fmt)
-    normal = histogram.nonzero - histogram.flushed(fmt) - subnormal - over
+    counts = zone_counts([(bins.histogram.shift(exponent), math.ldexp(bins.absmax, exponent))], fmt)
     return Figures(
         percent(lost),
-        _share(subnormal, bins.nonzero),
-        _share(normal, bins.nonzero),
-        _share(over, bins.nonzero),
+        _share(counts.subnormal, bins.nonzero),
+        _share(counts.normal, bins.nonzero),
+        _share(counts.overflowed, bins.nonzero),
     )
 
 
@@ -177,14 +171,11 @@ def _gradient_columns(
     )
 
 
-def _bins(bins: GradientBins) -> dict[str, Any]:
-    """The bins in the words of the page's script; pairs, for JSON's keys are strings."""
+def _bins(bins: GradientBins, fmt: FloatFormat) -> dict[str, Any]:
+    """What the page's script draws and chooses from: the bins, as pairs, and the figures at every scale."""
     return {
         "counts": list(bins.histogram.counts.items()),
-        "powers": list(bins.histogram.powers.items()),
-        "nonzero": bins.nonzero,
-        "absmax": bins.absmax,
-        "lost": bins.underflow_fraction,
+        "figures": [astuple(figures(bins, fmt, k)) for k in range(LOWEST, HIGHEST + 1)],
     }
 
 

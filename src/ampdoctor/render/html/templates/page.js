@@ -96,6 +96,7 @@
     const data = JSON.parse(section.querySelector(".gradient-data").textContent);
     const slider = section.querySelector("input.scale");
     const layer = section.querySelector("select.layer");
+    const figures = section.querySelectorAll("[data-figure]"); // zero, subnormal, normal, overflow
     const columns = [...section.querySelectorAll(".plot svg > g")];
 
     function draw() {
@@ -108,16 +109,14 @@
       }
       const most = Math.max(...heights) || 1;
       columns.forEach((column, i) => {
-        const height = heights[i] ? Math.max((100 * heights[i]) / most, 1.5) : 0;
+        const height = heights[i] ? Math.max((100 * heights[i]) / most, data.visible) : 0;
         const rect = column.querySelector(".column");
         rect.setAttribute("y", (100 - height).toFixed(2));
         rect.setAttribute("height", height.toFixed(2));
         const more = i === 0 ? " and less" : i === columns.length - 1 ? " and more" : "";
         column.querySelector("title").textContent = `2^${data.low + i}${more}: ${grouped(heights[i])}`;
       });
-      for (const [name, share] of Object.entries(shares(data, bins, k))) {
-        section.querySelector(`[data-figure="${name}"]`).textContent = percent(share);
-      }
+      figures.forEach((figure, i) => (figure.textContent = bins.figures[k][i]));
       const words = `2^${k}` + (k > 0 ? ` = ${grouped(2 ** k)}` : " = 1");
       for (const place of section.querySelectorAll(".scale-words")) {
         place.textContent = words;
@@ -134,45 +133,6 @@
     slider.addEventListener("input", draw);
     layer.addEventListener("change", draw);
     draw();
-  }
-
-  // What rounding does at loss scale 2^k, as shares of the elements that are nonzero in FP32.
-  function shares(data, bins, k) {
-    const powers = new Map(bins.powers);
-    const ties = powers.get(data.flush - k) || 0; // exactly half the smallest number: rounds to zero
-    let [flushed, subnormal, total, over] = [ties, -ties, 0, 0];
-    for (const [exponent, elements] of bins.counts) {
-      const e = exponent + k;
-      total += elements;
-      if (e < data.flush) {
-        flushed += elements;
-      } else if (e < data.minNormal) {
-        subnormal += elements;
-      } else if (e > data.maxExponent) {
-        over += elements;
-      }
-    }
-    const overflows = bins.absmax * 2 ** k >= data.overflowAt;
-    over = overflows ? Math.max(over, 1) : 0;
-    const share = (elements) => (bins.nonzero ? Math.min(elements / bins.nonzero, 1) : 0);
-    return {
-      zero: k < bins.lost.length ? bins.lost[k] : 0,
-      subnormal: share(subnormal),
-      normal: share(total - flushed - subnormal - over),
-      overflow: share(over),
-    };
-  }
-
-  // As the rest of the report writes shares: one decimal, and never 0 or 100 for what is neither.
-  function percent(share) {
-    if (share > 0 && share < 0.0005) {
-      return "<0.1 %";
-    }
-    if (share >= 0.9995 && share < 1) {
-      return ">99.9 %";
-    }
-    const whole = 100 * share;
-    return `${whole % 1 === 0.25 ? Math.floor(whole) + ".2" : whole.toFixed(1)} %`; // ties to even
   }
 
   function grouped(n) {
