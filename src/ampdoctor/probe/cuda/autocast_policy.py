@@ -217,7 +217,8 @@ def cache_keeps_graph() -> bool:
 
     The installed torch is asked: up to 2.6, at least, the cast without a graph was served to all of them.
     """
-    weight, x = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, 1)
+    x = torch.zeros(1, 1, dtype=torch.float32)
+    weight = x.clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():
             torch.nn.functional.linear(x, weight)

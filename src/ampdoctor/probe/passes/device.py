@@ -148,5 +148,7 @@ def device_name(device: torch.device) -> str:
 def grad_scaler(device: torch.device, settings: ScalerSettings) -> torch.amp.GradScaler:
     """torch's scaler for the device, which has its scale already."""
     scaler = torch.amp.GradScaler(device.type, **vars(settings))
-    scaler.scale(torch.zeros((), device=device))  # it makes its scale when it is first used
+    scaler.scale(
+        torch.zeros((), dtype=torch.float32, device=device)
+    )  # it makes its scale when it is first used
     return scaler

@@ -32,7 +32,17 @@ def isolated(model: nn.Module, batch: Any, step: Any) -> Iterator[None]:
 
 
 def refuse_without_values(model: nn.Module) -> None:
-    """Nothing; raises ProbeError for a model some of whose weights or buffers are not there yet."""
+    """Nothing; raises ProbeError where nothing can be measured.
+
+    That is under a mode whose new tensors hold no values (``FakeTensorMode``, ``torch.device("meta")``), and
+    for a model some of whose weights or buffers are not there yet, or can have no gradient.
+    """
+    made = torch.empty(0)
+    if made.is_meta or type(made) is not Tensor:
+        raise ProbeError(
+            "tensors that are made here hold no values: torch.device('meta') or FakeTensorMode is in force",
+            "scan outside of it, with a model that was built outside of it",
+        )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise ProbeError(
@@ -43,6 +53,11 @@ def refuse_without_values(model: nn.Module) -> None:
             raise ProbeError(
                 f"the model has no values: {name} is on the meta device",
                 "build it outside torch.device('meta'), or load its weights before returning it",
+            )
+        if tensor.is_inference():
+            raise ProbeError(
+                f"the model was built under torch.inference_mode: {name} can have no gradient",
+                "build it outside torch.inference_mode()",
             )
 
 

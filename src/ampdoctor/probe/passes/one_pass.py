@@ -150,7 +150,7 @@ def _step(workload: Workload, data: Any, run: Run, lower_scales: Sequence[float]
             scales = scales[:1]
         for left, scale in zip(range(len(scales) - 1, -1, -1), scales, strict=True):
             # As GradScaler does: a float32 scale times the loss, then backward outside autocast.
-            scaled = result * torch.tensor(scale, device=result.device)
+            scaled = result * torch.tensor(scale, dtype=torch.float32, device=result.device)
             scaled.backward(retain_graph=left > 0)
             run.precision = replace(precision, loss_scale=scale)
             if not left or _finite_gradients(workload.model):

@@ -77,7 +77,9 @@ def user_line(in_backward: bool = False) -> Line | None:
         if REPLAYS_USER_CODE in frame.f_globals and "replayed_line" in frame.f_code.co_varnames:
             line: Line | None = frame.f_locals["replayed_line"]
             return line
-        if _calls_user_code(frame) or (in_backward and _module_of(frame) == _ENGINE):
+        if _calls_user_code(frame):
+            return None  # an op of ours, as multiplying by the loss scale, that went through a caller's mode
+        if in_backward and _module_of(frame) == _ENGINE:
             return passed
         frame = frame.f_back
     return passed
