@@ -1,4 +1,4 @@
-"""What is in force where a scan is called: torch's defaults and modes change no answer, or refuse it clearly."""
+"""What is in force where a scan is called: torch's defaults and modes change no answer, or are refused."""
 
 from __future__ import annotations
 
