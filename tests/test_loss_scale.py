@@ -292,3 +292,34 @@ def test_an_infinite_gradient_that_a_mask_takes_in_is_no_overflow() -> None:
     assert report.verdict == "clean"
     # The first that a parameter sees is the loss's own gradient, which is the scale: 2^16 is past the end.
     assert report.loss_scale.ceiling == 2.0**15
+
+
+class Towers(nn.Module):
+    """Two weights of 1; 2^14 of the one is in the loss, and 2^-28 of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loud, self.faint = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        for tower in (self.loud, self.faint):
+            nn.init.ones_(tower.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loud(x).float() * 2.0**14 + self.faint(x).float() * 2.0**-28
+
+
+def test_what_is_advised_where_no_scale_works_was_run() -> None:
+    # 2^14 fits up to scale 2, less a bit of margin 1; 2^-28 is zero there. Its own ceiling is 2^43, and
+    # nothing beyond 2^24 is recommended.
+    _, report = scan(Towers(), torch.ones(1, 1), 1.0, Plan(loss_scale=16.0))
+    run = {a["kind"]: (a["module"], a["run"]) for a in report.loss_scale.alternatives if a["run"]}
+    assert run["module-scaled-apart"][0] == "faint"
+    assert run["module-scaled-apart"][1]["factor"] == 2.0**24
+    assert (run["module-scaled-apart"][1]["works"], run["module-scaled-apart"][1]["loss_scale"]) == (
+        True,
+        1.0,
+    )
+    (finding,) = (f for f in report.findings if f.code == "AMP204")
+    assert "give faint a loss scale of its own, 2^24 times a loss scale of 1" in finding.remedy
+    assert run["bfloat16"][1]["works"] and "rain in BF16" in finding.remedy
+    failing = [a["module"] for a in report.loss_scale.alternatives if a["run"] and not a["run"]["works"]]
+    assert not any(f"keep {module} in FP32" in finding.remedy for module in failing)

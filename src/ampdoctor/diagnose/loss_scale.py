@@ -93,6 +93,7 @@ def _alternative(alternative: Alternative) -> dict[str, Any]:
         "module": alternative.module,
         "window": None if window is None else list(_scales(window)),
         "rest": None if rest is None else list(_scales(rest)),
+        "run": to_json(alternative.run),
     }
 
 

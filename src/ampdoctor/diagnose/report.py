@@ -219,7 +219,8 @@ class LossScale:
     lost_fraction: Mapping[str, float | None] = field(default_factory=dict)
     """{scale that was run: share of all parameter-gradient elements lost}; None where it was not finite."""
     alternatives: tuple[Mapping[str, Any], ...] = ()
-    """Where no scale works: what would help, and the window it would give."""
+    """Where no scale works: what would help, the window it is predicted to give, and its ``run``: {works,
+    loss_scale, factor}; None where it was not run."""
     scaler: Literal["dynamic", "none"] | None = None
     """None: a fixed scale."""
     skips: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampdoctor.facts.alternatives import AlternativeRun
 from ampdoctor.facts.drift import Drift
 from ampdoctor.facts.environment import Environment, Settling
 from ampdoctor.facts.site import Site, Source
@@ -342,6 +343,8 @@ class Trace:
     """Runs of the scale search, in the order made; () where backward could not be judged."""
     drifts: tuple[Drift, ...] = ()
     """Of each batch whose outcome is finite and far off: the op where that begins, if one stands out."""
+    alternatives: tuple[AlternativeRun, ...] = ()
+    """What was run where no loss scale works; () elsewhere."""
     optimizer_step: OptimizerStep | None = None
     """None where no optimizer is configured, and where nothing in its steps can round."""
     settling: Settling | None = None

@@ -27,6 +27,7 @@ from ampdoctor.facts.trace import (
 )
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.alone import alone
+from ampdoctor.probe.alternatives import with_alternatives
 from ampdoctor.probe.births.bad_tensors import bad_tensors, batch_size
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.cast_weights import blame_the_cast
@@ -66,7 +67,8 @@ def probe(workload: Workload, plan: Plan, progress: Progress | None = None) -> T
     """
     stages = Stages(progress)
     with alone(), memory_runs_out(lambda: stages.doing("while measuring")):
-        return _Session(workload, plan, stages).run()
+        trace = _Session(workload, plan, stages).run()
+        return with_alternatives(trace, workload, plan, stages)
 
 
 @dataclass
@@ -110,15 +112,12 @@ class _Session:
 
     def _run(self) -> Trace:
         started = time.perf_counter()
-        model = self.workload.model
-        refuse_without_values(model)
-        bad = tuple(bad_tensors(model, self.workload.batches))
+        refuse_without_values(self.workload.model)
+        bad = tuple(bad_tensors(self.workload.model, self.workload.batches))
         for index, batch in enumerate(self.workload.batches):
             self._unless_interrupted(partial(self._batch, index, batch))
-        self._unless_interrupted(self._settle)
-        self._unless_interrupted(self._search_scale)
-        self._unless_interrupted(self._look_for_drift)
-        self._unless_interrupted(self._step_optimizer)
+        for part in (self._settle, self._search_scale, self._look_for_drift, self._step_optimizer):
+            self._unless_interrupted(part)
         return Trace(
             environment=environment_of(self.workload, self.plan, self.device),
             modules=module_records(self.workload, self.first_candidate),

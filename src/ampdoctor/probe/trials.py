@@ -15,6 +15,9 @@ from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.stages import Progress
 from ampdoctor.probe.watch.unrecorded import Unrecorded
 
+LOWER_SCALES = (4096.0, 256.0, 16.0, 1.0)
+"""Loss scales that backward is repeated at while it overflows at the configured one."""
+
 
 class Trials:
     """Runs plans next to FP32 references that are run once. ``runs`` counts every candidate pass."""

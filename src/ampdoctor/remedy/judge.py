@@ -7,7 +7,7 @@ import math
 from ampdoctor.diagnose.outcome import LOSS_ERROR, is_finite, is_materially_wrong
 from ampdoctor.facts.trace import Pass
 from ampdoctor.scales.drift import loss_error
-from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed
+from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 
 
 def what_fails(run: Pass, exact: Pass, forward_only: bool) -> str:
@@ -34,6 +34,9 @@ def what_fails(run: Pass, exact: Pass, forward_only: bool) -> str:
     lost = harmed(run.parameters)
     if lost:
         return f"the gradient of {lost[0].name} is lost at loss scale {run.loss_scale:g}"
+    off = [p for p in without_noise(run.parameters) if (p.relative_error or 0.0) > GRADIENT_ERROR]
+    if off:
+        return f"the gradient of {off[0].name} is {off[0].relative_error:.1%} off FP32"
     if is_materially_wrong(run, exact):
         return "the gradients are off FP32"
     return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,25 +15,23 @@ from ampdoctor.diagnose.wording import scale as scale_words
 from ampdoctor.errors import memory_runs_out
 from ampdoctor.facts.trace import Trace
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.part_ceilings import Ceilings, base_scale
 from ampdoctor.probe.plan import Plan, ScaledModule, WideModule
 from ampdoctor.probe.scan import probe
 from ampdoctor.probe.stages import Progress, Stages
-from ampdoctor.probe.trials import Trials
+from ampdoctor.probe.trials import LOWER_SCALES, Trials
 from ampdoctor.remedy.cost import flops_by_module, share_of
 from ampdoctor.remedy.islands import NEVER_CALLED, is_minimal, module_tree, smallest_islands
 from ampdoctor.remedy.judge import fails_in_fp32, what_fails
-from ampdoctor.remedy.parts import Ceilings, fewest_parts
+from ampdoctor.remedy.parts import fewest_parts
 from ampdoctor.remedy.plan import Output, TreatmentPlan
 from ampdoctor.remedy.plan_file import plan_text
 from ampdoctor.remedy.prescription import Attempt, Cost, Kind, Prescription, Proof, Treatment
 from ampdoctor.scales.drift import loss_error
 from ampdoctor.scales.gradient_harm import without_noise
-from ampdoctor.scales.powers_of_two import HIGHEST_RECOMMENDED, LOWEST, top_below
 
 BUDGET = 200
 """Passes that the search may take."""
-_LOWER_SCALES = (4096.0, 256.0, 16.0, 1.0)
-"""Scales that a trial falls back to where the configured one overflows; the proof finds the exact window."""
 
 
 _OF_THE_SCALE = ("backward-overflow", "gradient-underflow", "no-workable-scale")
@@ -142,9 +139,7 @@ class _Search:
             return
         ceilings = Ceilings(self.workload, self.plan, trace.passes)
         margin = self.plan.scale_margin_bits
-        known = report.loss_scale.ceiling
-        top = None if known is None else top_below(int(math.log2(known)), margin)
-        base = LOWEST if top is None else min(top, HIGHEST_RECOMMENDED)
+        base = base_scale(report.loss_scale.ceiling, margin)
 
         def plan_for(paths: Sequence[str]) -> TreatmentPlan:
             factors = {path: ceilings.factor_of(path, base, margin) for path in sorted(paths)}
@@ -256,7 +251,7 @@ class _Search:
 
     def _run(self, plan: TreatmentPlan) -> str:
         run = treated(self.plan, plan)
-        lower = [scale for scale in _LOWER_SCALES if scale < run.loss_scale and run.dtype == "float16"]
+        lower = [scale for scale in LOWER_SCALES if scale < run.loss_scale and run.dtype == "float16"]
         if plan.loss_scale is not None:
             lower = []
         self.progress(f"trial {self.trials.runs + 1}", 1, 1)

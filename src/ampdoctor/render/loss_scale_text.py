@@ -78,7 +78,8 @@ def limit_lines(loss_scale: LossScale) -> Iterator[str]:
         return
     if loss_scale.limited_by is not None:
         yield from _limits(loss_scale, "no window")
-    for alternative in loss_scale.alternatives:
+    run = [a for a in loss_scale.alternatives if a.get("run") is not None]
+    for alternative in run or loss_scale.alternatives:
         yield _alternative(alternative)
 
 
@@ -108,14 +109,20 @@ def _place(limit: Mapping[str, Any]) -> str:
 
 def _alternative(alternative: Mapping[str, Any]) -> str:
     module = str(alternative["module"])
+    run = alternative.get("run")
     match alternative["kind"]:
         case "bfloat16":
-            return f"in BF16: {_range(alternative['window'])}"
+            what = "in BF16"
         case "module-in-fp32":
-            return f"with {module} in FP32: {_range(alternative['window'])}"
+            what = f"with {module} in FP32"
+        case _ if run is not None:
+            what = f"with {module} at {scale(run['factor'])} times that"
         case _:
             window, rest = _range(alternative["window"]), _range(alternative["rest"])
-            return f"with a scale of its own: {module} {window}, the rest {rest}"
+            return f"with a scale of its own: {module} {window}, the rest {rest} (predicted)"
+    if run is None:
+        return f"{what}: {_range(alternative['window'])} (predicted)"
+    return f"{what}: {'works' if run['works'] else 'fails'} at loss scale {scale(run['loss_scale'])}"
 
 
 def _range(window: Any) -> str:

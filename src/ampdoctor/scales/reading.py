@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ampdoctor.facts.alternatives import AlternativeKind, AlternativeRun
 from ampdoctor.facts.floats import BFLOAT16, FloatFormat
 from ampdoctor.facts.trace import ScaleRun, Trace
 from ampdoctor.scales.gradient_harm import harmed
@@ -41,12 +42,13 @@ class Window:
 class Alternative:
     """Something else to do where no scale works, and the window it would give."""
 
-    kind: str
-    """``bfloat16`` | ``module-in-fp32`` | ``module-scaled-apart``"""
+    kind: AlternativeKind
     module: str
     window: Window | None
     rest: Window | None = None
     """For a module scaled apart: the window of everything else."""
+    run: AlternativeRun | None = None
+    """Where it was run. The windows are predicted; None where the prediction is of another module."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def read_scales(
         high_limit=None if ceiling is None else limiting(tensors),
         low_limit=None if below is None else most_flushed(tensors, below),
         by_parameters=by_parameters,
-        alternatives=_alternatives(trace, underflow_limit, margin_bits)
+        alternatives=_with_alternatives_run(_alternatives(trace, underflow_limit, margin_bits), trace)
         if searched and window is None
         else (),
     )
@@ -248,6 +250,13 @@ def _alternatives(trace: Trace, underflow_limit: float, margin_bits: float) -> t
         found.append(Alternative("module-in-fp32", module, window(rest)))
         found.append(Alternative("module-scaled-apart", module, window(own), window(rest)))
     return tuple(found)
+
+
+def _with_alternatives_run(predicted: Sequence[Alternative], trace: Trace) -> tuple[Alternative, ...]:
+    """Those that were predicted and those that were run, each once."""
+    runs = {(run.kind, run.module): run for run in trace.alternatives}
+    known = [replace(a, run=runs.pop((a.kind, a.module), None)) for a in predicted]
+    return (*known, *(Alternative(run.kind, run.module, None, run=run) for run in runs.values()))
 
 
 def _inside(tensor: GradientTensor, module: str) -> bool:

@@ -14,9 +14,10 @@ How it is found
     Backward runs at scale 1; the op on the same inputs in float64 is finite,
     so it is a matter of range. For two parts that pull apart: the highest
     scale without overflow is run, and there a parameter still loses more than
-    a fifth of its gradient. What would help is read from the histograms of
-    the FP32 pass: BF16, the overflowing module in FP32, or a scale of its own
-    for it, each with the window it would give.
+    a fifth of its gradient. Then what may help is run on every batch: BF16;
+    FP32 for the layer that overflows, or for what is around it; a scale of
+    its own for the tower whose gradient is lost, or for a layer in it. What
+    worked is the advice.
 
 What to do
     Run this op in FP32, forward and backward: its derivative then stays out
@@ -50,8 +51,9 @@ from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import JudgedBirth
 from ampdoctor.diagnose.verdict import Reading, overflows_at_any_scale
 from ampdoctor.diagnose.wording import place, scale, short_op, source_place
+from ampdoctor.facts.alternatives import AlternativeRun
 from ampdoctor.facts.site import Source
-from ampdoctor.scales.reading import Alternative, ScaleReading
+from ampdoctor.scales.reading import ScaleReading
 
 _DIVISIONS = ("aten::div", "aten::reciprocal", "aten::rsqrt")
 
@@ -70,7 +72,7 @@ def _pulled_apart(scales: ScaleReading) -> Iterable[Finding]:
     high, low, ceiling = scales.high_limit, scales.low_limit, scales.ceiling
     if high is None or low is None or ceiling is None:
         return
-    helps = [_help(a) for a in scales.alternatives if a.window is not None]
+    helps = [_help(a.run) for a in scales.alternatives if a.run is not None and a.run.works]
     yield Finding(
         code=CODE,
         severity="error",
@@ -88,7 +90,7 @@ def _pulled_apart(scales: ScaleReading) -> Iterable[Finding]:
             "underflows": {"module": low.site.module, "op": low.site.op, "line": source_place(low.source)},
         },
         amounts=Amounts(f"overflow above {scale(2.0**ceiling)}"),
-        remedy=f"{'; or '.join(helps)}." if helps else "Scale the two loss terms apart.",
+        remedy=sentence("; or ".join(helps) or _SEARCH),
     )
 
 
@@ -96,15 +98,23 @@ def _at(source: Source | None) -> str:
     return f" ({source_place(source)})" if source else ""
 
 
-def _help(alternative: Alternative) -> str:
-    window = alternative.window
-    assert window is not None
-    works = f"scales {scale(2.0**window.low)} to {scale(2.0**window.high)} work"
-    if alternative.kind == "bfloat16":
-        return f"Train in BF16: {works}"
-    if alternative.kind == "module-in-fp32":
-        return f"keep {alternative.module} in FP32: {works}"
-    return f"give {alternative.module} a loss scale of its own: {works} for it"
+_SEARCH = (
+    "one change at one place was run and does not cure it: `ampdoctor prescribe` searches for several, such "
+    "as a loss scale per part"
+)
+
+
+def _help(run: AlternativeRun) -> str:
+    """A change that was run and works."""
+    if run.kind == "bfloat16":
+        return "train in BF16"
+    if run.kind == "module-in-fp32":
+        return f"keep {run.module} in FP32, with loss scale {scale(run.loss_scale)}"
+    assert run.factor is not None
+    return (
+        f"give {run.module} a loss scale of its own, {scale(run.factor)} times a loss scale of "
+        f"{scale(run.loss_scale)} (`ampdoctor prescribe --show code`)"
+    )
 
 
 def _speaks(judged: JudgedBirth) -> bool:
@@ -118,14 +128,19 @@ def _message(judged: JudgedBirth) -> str:
 
 
 def _remedy(reading: Reading, judged: JudgedBirth) -> str:
-    advice = keep_in_fp32(reading, judged)
-    if judged.birth.forward_op in _DIVISIONS:
-        advice += "; or raise the eps in the divisor (1e-3 in FP16)"
-    else:
-        advice += "; or scale this loss term down"
-    if judged.birth.dtype == "float16":
-        advice += "; or train in BF16"
-    return sentence(advice)
+    """What was run and works, then what no run can show: another formula."""
+    birth, runs = judged.birth, reading.trace.alternatives
+    in_fp32 = [run for run in runs if run.kind == "module-in-fp32"]
+    works = [run for run in runs if run.works]
+    advice = [_help(run) for run in works if run.kind != "bfloat16"]
+    if not in_fp32 or any(run.works and birth.site and run.module == birth.site.module for run in in_fp32):
+        apart = [_help(run) for run in works if run.kind == "module-scaled-apart"]
+        advice = [keep_in_fp32(reading, judged), *apart]
+    divides = birth.forward_op in _DIVISIONS
+    advice.append("raise the eps in the divisor (1e-3 in FP16)" if divides else "scale this loss term down")
+    if birth.dtype == "float16" and not any(run.kind == "bfloat16" and not run.works for run in runs):
+        advice.append("train in BF16")
+    return sentence("; or ".join(advice))
 
 
 CODE, TITLE = "AMP204", "no workable loss scale"
