@@ -66,7 +66,7 @@ model: {{target: parts.py:build_model, kwargs: {{gain: {gain}}}}}
 data: {{target: parts.py:build_batch}}
 loss: {{target: parts.py:compute_loss}}
 optimizer: {{target: parts.py:build_optimizer}}
-precision: {{loss_scale: 1024, device: cpu}}
+precision: {{loss_scale: {{dynamic: 1024}}, device: cpu}}
 """
 
 

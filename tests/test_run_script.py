@@ -126,6 +126,36 @@ for _ in range(2):
     assert [e.report.verdict for e in report.examined] == ["clean"], report.not_seen
 
 
+COUNTER = """
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, x):
+        self.calls += 1
+        return self.out(self.norm(x)) * self.calls
+net = Counted()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for i in range(3):
+    opt.zero_grad()
+    loss = F.cross_entropy(net(x), y)
+    print(loss.item())
+    loss.backward()
+    opt.step()
+print(net.calls.item(), net.norm.num_batches_tracked.item(), net.norm.running_mean.sum().item())
+"""
+
+
+def test_a_step_is_run_again_from_the_buffers_it_began_with(tmp_path: Path) -> None:
+    path = written(tmp_path, MODEL + COUNTER)
+    plain = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True).stdout
+    report, _, printed = run(path, step=1)
+    assert printed == plain
+    (examined,) = report.examined
+    assert examined.report.losses[0].reference == float(printed.split()[1])
+
+
 def test_training_goes_on_as_without_us(tmp_path: Path) -> None:
     path = written(tmp_path, MODEL + LOOP + "print([p.sum().item() for p in net.parameters()])\n")
     plain = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True).stdout

@@ -13,6 +13,7 @@ from ampdoctor.api.settings import config_of, precision_section
 from ampdoctor.config import Config
 from ampdoctor.errors import AmpDoctorError
 from ampdoctor.live.recorder import Draft, Recorder, scale_of
+from ampdoctor.load.script.buffers import Saved
 from ampdoctor.load.script.optimizer import twin_of
 from ampdoctor.load.script.replay import workload_of
 from ampdoctor.load.script.tape import Tape
@@ -34,6 +35,8 @@ class Captured:
     """Of its backward; 0 where that is not known."""
     place: Any
     """All the lines that led to it: the same backward of several micro-batches is captured once."""
+    buffers: Sequence[Saved] = ()
+    """What moved in its forward, as it was before: see ``put_back``."""
 
     def config(self, title: str, overrides: Sequence[str] = ()) -> Config:
         """How the script itself runs this loss, as a config."""
@@ -99,12 +102,12 @@ class Capture:
         if any(known.place == place for known in self._captured):
             return
         try:
-            workload, dtypes = workload_of(root, self.tape, self.recorder.script)
+            workload, dtypes, buffers = workload_of(root, self.tape, self.recorder.script)
         except AmpDoctorError as error:
             self.not_captured(error)
             return
         line = place[0][1] if place else 0
-        self._captured.append(Captured(workload, dtypes, scaler, 1.0, line, place))
+        self._captured.append(Captured(workload, dtypes, scaler, 1.0, line, place, buffers))
 
     def not_captured(self, error: AmpDoctorError) -> None:
         """Nothing; a loss that could not be run again is counted."""

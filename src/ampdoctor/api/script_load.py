@@ -13,6 +13,7 @@ from ampdoctor.diagnose.wording import count_words
 from ampdoctor.errors import LoadError
 from ampdoctor.live.recorder import Draft, Recorder
 from ampdoctor.live.watch import LoopWatch
+from ampdoctor.load.script.buffers import put_back
 from ampdoctor.load.script.program import Ended, Enough, Program, as_main, run_program
 from ampdoctor.load.workload import Workload
 from ampdoctor.load.wrappers import without_wrappers
@@ -64,7 +65,7 @@ def scripted(
         if not still.losses:
             raise _no_step(program, step, recorder.steps_done, ended, list(capture.not_replayed))
         loss = _chosen(still.losses, line, still.step)
-        with without_wrappers(loss.workload) as workload:
+        with put_back(loss.buffers), without_wrappers(loss.workload) as workload:
             yield workload, loss.config(program.target, overrides)
 
 

@@ -19,6 +19,7 @@ from ampdoctor.errors import AmpDoctorError
 from ampdoctor.facts.trace import Trace
 from ampdoctor.live.recorder import Draft, Recorder
 from ampdoctor.live.watch import LoopWatch
+from ampdoctor.load.script.buffers import put_back
 from ampdoctor.load.script.program import Ended, Enough, Program, as_main, run_program
 from ampdoctor.load.wrappers import without_wrappers
 from ampdoctor.probe.scan import probe
@@ -97,7 +98,7 @@ class Examiner:
     def ended(self) -> None:
         """Nothing; where no step was complete, the first that was skipped is examined after all."""
         if self._pending and not self.examined and self.wanted.step is None:
-            self._examine(self._pending, "not finite")
+            self._examine(self._pending, "not finite", ended=True)
 
     def _may_settle(self, draft: Draft) -> bool:
         """A lower scale may be all that this step needs: its loss is finite, its scale not below 1."""
@@ -112,8 +113,11 @@ class Examiner:
             return False
         return not math.isfinite(float(norm))
 
-    def _examine(self, captured: list[Captured], why: Why) -> bool:
-        """There is something to show. A scale that was too high for a step is not: a scaler is for that."""
+    def _examine(self, captured: list[Captured], why: Why, ended: bool = False) -> bool:
+        """There is something to show. A scale that was too high for a step is not: a scaler is for that.
+
+        Unless the script has ``ended``, and there was no other step.
+        """
         shown = False
         for loss in captured:
             try:
@@ -121,6 +125,7 @@ class Examiner:
                 with (
                     torch.inference_mode(False),
                     torch.enable_grad(),
+                    put_back(loss.buffers),
                     without_wrappers(loss.workload) as workload,
                 ):
                     trace = probe(workload, plan_of(config))
@@ -129,7 +134,7 @@ class Examiner:
                 continue
             report = diagnose(trace, self.policy)
             settled_by_scaler = loss.scaler is not None and report.verdict in ("backward-overflow", "clean")
-            if why != "not finite" or not settled_by_scaler:
+            if ended or why != "not finite" or not settled_by_scaler:
                 self.traces.append(trace)
                 name = f"line {loss.line}" if len(captured) > 1 and loss.line else ""
                 self.examined.append(Examined(self.recorder.step, why, name, report))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.errors import LoadError
+from ampdoctor.load.script.buffers import Saved
 from ampdoctor.load.script.tape import Leaf, Node, Ref, Tape
 from ampdoctor.load.script.values import tensors_in
 from ampdoctor.load.workload import Workload
@@ -30,8 +31,10 @@ class Roots(nn.Module):
     """The root modules of a script, by the names the script has for them."""
 
 
-def workload_of(root: Tensor, tape: Tape, title: str) -> tuple[Workload, tuple[torch.dtype, ...]]:
-    """What led to ``root``, and the dtypes of autocast in it.
+def workload_of(
+    root: Tensor, tape: Tape, title: str
+) -> tuple[Workload, tuple[torch.dtype, ...], list[Saved]]:
+    """What led to ``root``, the dtypes of autocast in it, and buffers as they were before it.
 
     Raises LoadError where it cannot be run again.
     """
@@ -71,7 +74,8 @@ def workload_of(root: Tensor, tape: Tape, title: str) -> tuple[Workload, tuple[t
     dtypes = tuple(dict.fromkeys(d for node in nodes for d in node.autocast.values()))
     if tape.inner_autocast is not None:
         dtypes = dtypes or (tape.inner_autocast,)
-    return Workload(title, model, (tuple(leaves),), step), dtypes
+    buffers = [saved for node in nodes for saved in node.buffers]
+    return Workload(title, model, (tuple(leaves),), step), dtypes, buffers
 
 
 def _replay(

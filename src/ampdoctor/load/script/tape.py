@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ampdoctor.load.script.buffers import BufferWatch, Saved
 from ampdoctor.load.script.values import mapped, tensors_in
 from ampdoctor.probe.watch.location import Line, _is_user_code, user_line
 
@@ -37,6 +38,8 @@ class Node:
     random: Tensor | None = None
     """The CPU generator's state before a root's call."""
     random_cuda: Tensor | None = None
+    buffers: list[Saved] = field(default_factory=list)
+    """Of a root, before its call."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Tape:
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[Tensor], Ref]] = {}
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._buffers = BufferWatch()
         self.generation = 0
         self.inner_autocast: torch.dtype | None = None
         """Of an autocast that a root opened itself."""
@@ -103,7 +107,9 @@ class Tape:
         node.random = torch.get_rng_state()
         if torch.cuda.is_initialized():
             node.random_cuda = torch.cuda.get_rng_state()
+        node.buffers = self._buffers.before(inner)
         out = call()
+        self._buffers.after()
         self._keep(node, out)
         return out
 
