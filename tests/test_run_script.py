@@ -296,3 +296,19 @@ def test_a_script_that_is_not_there_is_one_clear_message(capsys: pytest.CaptureF
     assert command(["run", "nowhere.py"]) == 2
     assert "there is no script nowhere.py" in capsys.readouterr().err
     assert command(["run"]) == 2
+
+
+def test_a_very_long_run_is_held_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ampdoctor.live import recorder
+
+    monkeypatch.setattr(recorder, "_MOST_MOMENTS", 8)
+    monkeypatch.setattr(recorder, "MOST_EVENTS", 40)
+    model = MODEL.replace("1024.0", "2.0**26")
+    report, _, _ = run(written(tmp_path, model + LOOP.replace("range(3)", "range(30)")))
+    assert report.done == 30
+    assert [m.step for m in report.timeline] == [0, 8, 16, 24, 29]
+    assert "of the timeline all but one in 8 steps" in report.not_seen
+    assert "events of the loop past the first 200,000" in report.not_seen
+    monkeypatch.undo()
+    whole, _, _ = run(written(tmp_path, model + LOOP.replace("range(3)", "range(30)")))
+    assert report.skipped == whole.skipped == sum(m.skipped for m in whole.timeline) > 2

@@ -170,6 +170,13 @@ def run_script(program: Program, wanted: Wanted, policy: Policy) -> tuple[RunRep
         stopped = f"the script ended with {last}"
     not_seen = [f"{count} of the losses ({why})" for why, count in examiner.capture.not_replayed.items()]
     report = run_report(
-        recorder.trace(), recorder.steps_done, examiner.examined, policy, not_seen, stopped, VERSION
+        recorder.trace(),
+        recorder.steps_done,
+        recorder.steps_skipped,
+        examiner.examined,
+        policy,
+        not_seen,
+        stopped,
+        VERSION,
     )
     return report, ended, examiner.traces

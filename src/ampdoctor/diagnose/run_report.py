@@ -128,6 +128,7 @@ def diagnose_loop(trace: LoopTrace, policy: Policy) -> tuple[Finding, ...]:
 def run_report(
     trace: LoopTrace,
     done: int,
+    skipped: int,
     examined: Sequence[Examined],
     policy: Policy,
     not_seen: Sequence[str],
@@ -136,12 +137,14 @@ def run_report(
 ) -> RunReport:
     """The report on a run: its loop judged, its examined steps as they are."""
     unseen = list(not_seen)
+    if trace.one_in > 1:
+        unseen.append(f"of the timeline all but one in {trace.one_in:,} steps")
     if not trace.complete:
         unseen.append("events of the loop past the first 200,000")
     return RunReport(
         script=trace.script,
         done=done,
-        skipped=sum(m.skipped for m in trace.timeline),
+        skipped=skipped,
         timeline=trace.timeline,
         examined=tuple(examined),
         findings=diagnose_loop(trace, policy),

@@ -107,3 +107,5 @@ class LoopTrace:
     timeline: tuple[Moment, ...]
     complete: bool = True
     """False where events were too many to keep."""
+    one_in: int = 1
+    """The timeline has one in so many steps, and the last; all of a run of up to 20,000."""

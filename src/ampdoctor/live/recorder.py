@@ -20,11 +20,17 @@ MOST_EVENTS = 200_000
 _MOST_UNREAD = 4096
 """Tensors of one number that wait on a device; then they are read together."""
 
+_MAY_GROW = 64
+"""Events from the end that may still get a figure: a step's skips are known when it is over."""
+_MOST_MOMENTS = 20_000
+"""Steps that the timeline has at most; of a longer run it has every second, fourth ... one."""
+
 Draft = dict[str, Any]
 
 
 @dataclass
 class _Figures:
+    step: int = 0
     loss: Any = None
     scale: Any = None
     norm: Any = None
@@ -43,10 +49,16 @@ class Recorder:
         self.drafts: list[Draft] = []
         self.figures: list[_Figures] = [_Figures()]
         self.complete = True
+        self.every = 1
+        """The timeline has one in so many steps, and the last."""
+        self._left_out: list[_Figures] = []
+        """Steps that the timeline has not, until they are read."""
+        self._skipped_left_out = 0
         self.last_backward: Stack = ()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._count = 0
         self._unread = 0
+        self._read_until = 0
         self._seen_backwards: set[Stack] = set()
         self._attempted = False
 
@@ -93,7 +105,8 @@ class Recorder:
         """Nothing; a backward that this step has seen, after an optimizer's turn, is of the next step."""
         if self._attempted and stack in self._seen_backwards:
             self.step += 1
-            self.figures.append(_Figures())
+            self._thin()
+            self.figures.append(_Figures(self.step))
             self._seen_backwards.clear()
             self._attempted = False
         self._seen_backwards.add(stack)
@@ -110,19 +123,37 @@ class Recorder:
         """Steps whose optimizer had its turn."""
         return self.step + self._attempted
 
+    @property
+    def steps_skipped(self) -> int:
+        """Of those, the ones that every scaler concerned skipped."""
+        self.read()
+        return self._skipped_left_out + sum(_skipped(figures) for figures in self.figures)
+
+    def _thin(self) -> None:
+        """Nothing; the timeline stays short: of a very long run it has one in so many steps."""
+        if self.figures[-1].step % self.every:
+            self._left_out.append(self.figures.pop())
+        if len(self.figures) >= _MOST_MOMENTS:
+            self.every *= 2
+            self._left_out += [f for f in self.figures if f.step % self.every]
+            self.figures = [f for f in self.figures if f.step % self.every == 0]
+        if len(self._left_out) > _MOST_UNREAD:
+            self.read()
+
     # -- reading
 
     def read(self) -> None:
         """Nothing; every tensor that waits is a number now."""
-        for draft in self.drafts:
-            for key, value in draft.items():
-                if isinstance(value, Tensor):
-                    draft[key] = value.item()
-        for figures in self.figures:
-            for name in ("loss", "scale", "norm"):
-                value = getattr(figures, name)
-                if isinstance(value, Tensor):
-                    setattr(figures, name, value.item())
+        for draft in self.drafts[self._read_until :]:
+            _read_all(draft)
+        for figures in (*self.figures, *self._left_out):
+            _read_all(vars(figures))
+            for draft in figures.attempts:  # those past the events that are kept are here only
+                _read_all(draft)
+        self._skipped_left_out += sum(_skipped(figures) for figures in self._left_out)
+        self._left_out = []
+        # the last ones may still be added to
+        self._read_until = max(len(self.drafts) - _MAY_GROW, 0)
         self._unread = 0
 
     def trace(self) -> LoopTrace:
@@ -133,20 +164,31 @@ class Recorder:
             tuple(_event(draft) for draft in self.drafts),
             tuple(self._moments()),
             self.complete,
+            self.every,
         )
 
     def _moments(self) -> list[Moment]:
         found = []
-        for step, figures in enumerate(self.figures):
+        for figures in self.figures:
             if not figures.stack:
                 continue
             norm, scale = figures.norm, figures.scale
             if norm is not None and figures.norm_is_scaled and scale:
                 norm = norm / scale
-            tried = [d for d in figures.attempts if "skipped" in d]
-            skipped = bool(tried) and all(d["skipped"] for d in tried)
-            found.append(Moment(step, figures.loss, scale, norm, skipped, source_of(figures.stack[0])))
+            line = source_of(figures.stack[0])
+            found.append(Moment(figures.step, figures.loss, scale, norm, _skipped(figures), line))
         return found
+
+
+def _skipped(figures: _Figures) -> bool:
+    tried = [d for d in figures.attempts if "skipped" in d]
+    return bool(tried) and all(d["skipped"] for d in tried)
+
+
+def _read_all(values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Tensor):
+            values[key] = value.item()
 
 
 def _event(draft: Draft) -> Event:
