@@ -44,3 +44,26 @@ def test_a_gradient_that_is_really_lost_is_not_taken_for_noise() -> None:
     errors = [p.reference_error for p in candidate(trace).parameters]
     assert all(e is not None and e < 1e-3 for e in errors)
     assert report.verdict == "gradient-underflow"
+
+
+def test_the_sum_of_a_norm_is_zero_and_so_is_the_gradient_before_it() -> None:
+    """What people write first to try a model: the loss is rounding itself, and still of the same draw."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    for scale in (1.0, 65536.0):
+        trace, report = scan(model, torch.randn(2, 8), lambda m, x: m(x).sum(), loss_scale=scale)
+        assert {p.name for p in without_noise(candidate(trace).parameters)} == {"1.weight", "1.bias"}
+        assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
+def test_another_draw_in_float64_says_nothing_of_noise() -> None:
+    """``randn`` draws other numbers in float64: what differs there is no rounding."""
+    torch.manual_seed(0)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x + torch.randn_like(x)).float().square().mean() * 1e-7
+
+    trace, _ = scan(nn.Linear(16, 1), torch.randn(8, 16), loss, loss_scale=1.0)
+    parameters = candidate(trace).parameters
+    assert max(p.relative_error or 0.0 for p in parameters) > 0.05
+    assert {p.reference_error for p in parameters} == {None}
