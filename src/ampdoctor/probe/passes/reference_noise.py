@@ -39,7 +39,7 @@ def reference_errors(workload: Workload, batch: Any, seed: int, exact: Run) -> d
 
 
 def _terms_of_loss(workload: Workload, exact: Run) -> float:
-    """The most that one parameter adds to the loss, to first order: how large its terms are where they cancel.
+    """The most that one parameter adds to the loss, to first order: the size of its terms where they cancel.
 
     The sum of a layer norm's output is zero, its terms are not.
     """
