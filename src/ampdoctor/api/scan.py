@@ -43,8 +43,11 @@ def scan(
     were. What is left out is as in a config that leaves it out.
 
     Args:
-        model: any ``torch.nn.Module``; a compiled one runs eagerly.
-        batch: one batch, in any nesting of dicts, lists and tensors; or a list or other iterable of them.
+        model: any ``torch.nn.Module``, in training or evaluation as it is; a compiled one runs eagerly, and
+            one inside DDP, DataParallel, FSDP2 or tensor parallelism as the model it is on one device.
+        batch: one batch: a tensor, a dict, a tuple, a dataclass, or a list with a tensor in it, as a
+            DataLoader collates it; or several: a list of dicts, tuples, lists or dataclasses, or any
+            other iterable. A list of tensors is one batch of several tensors.
         loss_fn: ``(model, batch) -> loss``; the name of one of torch's losses, such as ``"cross_entropy"``;
             or ``"none"``, for the forward pass only. Left out: ``output.loss``, ``output["loss"]`` or a
             scalar output of the model.

@@ -24,6 +24,8 @@ class ModelSection(TargetSection):
 
     checkpoint: FilePath | None = None
     """Weights to load into it: .safetensors, .pt, .pth, .bin or .ckpt; relative to the config's folder."""
+    mode: Literal["train", "eval"] | None = None
+    """Set on the whole model before it is scanned; left out: as it was built."""
 
 
 class _Batches(Section):

@@ -105,6 +105,10 @@ def _not_seen(reading: Reading) -> Iterator[str]:
         yield from _steps_not_seen(trace.optimizer_step)
     if trace.environment.emulates or trace.environment.device.startswith("cpu"):
         yield "real GPU kernels (AMP901)"
+    trained = sorted({m.type for m in trace.modules if m.only_trained})
+    if trained:
+        compute = "computes" if len(trained) == 1 else "compute"
+        yield f"eval mode, in which {listing(trained)} {compute} something else (model: {{mode: eval}})"
     inside = [*trace.opaque_ops, *(m.path for m in trace.modules if m.opaque)]
     if inside:
         yield f"the inside of {listing(inside)} (AMP903)"

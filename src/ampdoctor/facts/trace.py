@@ -28,6 +28,8 @@ class ModuleRecord:
     """Ran, but no op of it was seen: a kernel or script nobody can see into. Measured at its outputs only."""
     compiled: bool
     """Was compiled with torch.compile; ran eagerly here."""
+    only_trained: bool = False
+    """Ran as in training, and computes something else in evaluation: batch statistics, dropout."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Raised:
     constant: float | None = None
     """The op's scalar argument that the dtype cannot hold (``masked_fill(-1e9)``), where there is one."""
     traceback: str = ""
+    passed_as: str = ""
+    """How the batch was handed to the model, where no loss of the user's did that."""
     """The user's own part of the traceback."""
 
 

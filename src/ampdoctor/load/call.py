@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ampdoctor.errors import LoadError
-from ampdoctor.load.describe import describe
+from ampdoctor.load.describe import describe, listed
 
 
 def call_model(model: torch.nn.Module, batch: Any) -> Any:
@@ -21,12 +21,41 @@ def call_model(model: torch.nn.Module, batch: Any) -> Any:
     """
     for args, kwargs in _ways(batch):
         if fits(model, args, kwargs):
-            return model(*args, **kwargs)
+            try:
+                return model(*args, **kwargs)
+            except Exception as error:
+                setattr(error, _PASSED_AS, _words(model, batch, args, kwargs))
+                raise
     raise LoadError(
         f"the batch does not fit the model: {type(model).__name__}.forward{inspect.signature(model.forward)} "
         f"cannot take {describe(batch)}",
         "Name a mapping's keys after forward's parameters, or write a loss, compute_loss(model, batch), that "
         "calls the model itself.",
+    )
+
+
+_PASSED_AS = "ampdoctor_passed_as"
+"""An attribute of an exception that the call of a model ended with."""
+
+
+def passed_as(error: BaseException) -> str:
+    """How the batch was handed to the model whose call ended with ``error``; '' for a call of another's."""
+    return str(getattr(error, _PASSED_AS, ""))
+
+
+def _words(model: torch.nn.Module, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    if kwargs:
+        return f"the batch was passed as model({', '.join(f'{name}=...' for name in kwargs)})"
+    if args != (batch,):
+        return f"the batch was passed as model(*batch), {describe(batch)}"
+    named = fields(batch)
+    if named is None:
+        several = "; a list with a tensor in it is one batch, of several tensors"
+        is_list = isinstance(batch, list)
+        return f"the batch was passed as model(batch), {describe(batch)}{several if is_list else ''}"
+    return (
+        f"the batch was passed whole, as model(batch): its keys {listed(list(named))} are not the parameters "
+        f"of {type(model).__name__}.forward{inspect.signature(model.forward)}"
     )
 
 

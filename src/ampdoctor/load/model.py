@@ -42,6 +42,8 @@ def load_model(config: Config) -> tuple[torch.nn.Module, tuple[str, ...]]:
             model.to("cpu")
     if section.checkpoint is not None:
         load_checkpoint(model, config.path(section.checkpoint), section.checkpoint)
+    if section.mode is not None:
+        model.train(section.mode == "train")
     return model, compiled
 
 

@@ -359,7 +359,7 @@ class _Session:
             )
         raise ProbeError(
             f"the model raises in FP32 as well: {a.type}: {a.message}",
-            f"{_where(a)}; run it in plain FP32 first",
+            "; ".join(filter(None, (_where(a), a.passed_as, "run it in plain FP32 first"))),
             a.traceback,
         )
 

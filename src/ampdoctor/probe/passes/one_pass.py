@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ampdoctor.errors import AmpDoctorError, is_out_of_memory, out_of_memory
 from ampdoctor.facts.trace import Raised
 from ampdoctor.facts.words import Phase
+from ampdoctor.load.call import passed_as
 from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.traceback import message_of, user_traceback
 from ampdoctor.load.workload import Workload
@@ -185,4 +186,5 @@ def _raised(error: BaseException, run: Run, phase: Phase) -> Raised:
         isinstance(error, EmulatedRefusal),
         constant if holds else None,
         user_traceback(error),
+        passed_as(error),
     )

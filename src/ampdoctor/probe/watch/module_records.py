@@ -22,6 +22,7 @@ def module_records(workload: Workload, candidate: Run | None) -> tuple[ModuleRec
             parameters=sum(p.numel() for p in module.parameters(recurse=False)),
             opaque=_is_opaque(path, module, calls, seen),
             compiled=path in workload.compiled,
+            only_trained=calls.get(path, 0) > 0 and module.training and _knows_evaluation(module),
         )
         for path, module in workload.model.named_modules()
     )
@@ -37,6 +38,17 @@ def _is_opaque(path: str, module: nn.Module, calls: dict[str, int], seen: set[st
             any(True for _ in module.parameters(recurse=False)) or isinstance(module, torch.jit.ScriptModule)
         )
     )
+
+
+def _knows_evaluation(module: nn.Module) -> bool:
+    """One of torch's modules that compute something else once it is not in training."""
+    if isinstance(module, (nn.modules.batchnorm._NormBase)):
+        return module.track_running_stats
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    dropout = getattr(module, "dropout", 0.0)
+    recurrent = isinstance(module, nn.RNNBase) and module.num_layers > 1
+    return (recurrent or isinstance(module, nn.MultiheadAttention)) and float(dropout) > 0
 
 
 def _type_name(module: nn.Module) -> str:

@@ -17,6 +17,7 @@ from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.probe.cuda.on_cpu import run_like_cuda
 from ampdoctor.probe.passes.isolation import dense_gradients
 from ampdoctor.probe.passes.precision import Precision
+from ampdoctor.probe.watch.conversions import line_converts
 from ampdoctor.probe.watch.location import source_of, user_line
 from ampdoctor.probe.watch.locator import Locator, Place
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat, largest_scalar, written
@@ -249,7 +250,12 @@ class Observer(TorchDispatchMode):
         """Autocast put this cast in, or it is the derivative of one that it did: the user's line converts
         nothing. The cast of a type promotion (half + float) is not autocast's; it shows in backward."""
         of_a_cast = place.phase == "forward" or place.recomputed or place.forward_op == _CAST
-        return op.name == _CAST and self.precision.autocasts and of_a_cast and not line_converts(place)
+        return (
+            op.name == _CAST
+            and self.precision.autocasts
+            and of_a_cast
+            and not line_converts(source_of(place.line))
+        )
 
     def _count(
         self, op: Op, place: Place, args: tuple[Any, ...], tensor: Tensor, unrounded: Tensor | None
@@ -337,15 +343,3 @@ def _identity(tensor: Tensor) -> Identity:
     """Equal for two looks at a storage with no write between them. (Inference tensors count no writes.)"""
     version = -1 if tensor.is_inference() else tensor._version
     return version, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
-
-
-def line_converts(place: Place) -> bool:
-    """The user's line names a dtype itself, so the cast is theirs and not autocast's.
-
-    Read from the text: while a dispatch mode runs, torch hides whether an autocast kernel made the call.
-    """
-    source = source_of(place.line)
-    return source is not None and any(word in source.text for word in _CONVERSIONS)
-
-
-_CONVERSIONS = (".to(", ".half(", ".bfloat16(", ".float(", ".type(", ".type_as(", "dtype", ".double(")
