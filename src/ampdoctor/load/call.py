@@ -11,6 +11,7 @@ import torch
 
 from ampdoctor.errors import LoadError
 from ampdoctor.load.describe import describe, listed
+from ampdoctor.load.traceback import PASSED_AS
 
 
 def call_model(model: torch.nn.Module, batch: Any) -> Any:
@@ -24,7 +25,7 @@ def call_model(model: torch.nn.Module, batch: Any) -> Any:
             try:
                 return model(*args, **kwargs)
             except Exception as error:
-                setattr(error, _PASSED_AS, _words(model, batch, args, kwargs))
+                setattr(error, PASSED_AS, _words(model, batch, args, kwargs))
                 raise
     raise LoadError(
         f"the batch does not fit the model: {type(model).__name__}.forward{inspect.signature(model.forward)} "
@@ -32,15 +33,6 @@ def call_model(model: torch.nn.Module, batch: Any) -> Any:
         "Name a mapping's keys after forward's parameters, or write a loss, compute_loss(model, batch), that "
         "calls the model itself.",
     )
-
-
-_PASSED_AS = "ampdoctor_passed_as"
-"""An attribute of an exception that the call of a model ended with."""
-
-
-def passed_as(error: BaseException) -> str:
-    """How the batch was handed to the model whose call ended with ``error``; '' for a call of another's."""
-    return str(getattr(error, _PASSED_AS, ""))
 
 
 def _words(model: torch.nn.Module, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -23,6 +23,15 @@ def message_of(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
+PASSED_AS = "ampdoctor_passed_as"
+"""An attribute of an exception that ended a call of the model which ampdoctor made."""
+
+
+def passed_as(error: BaseException) -> str:
+    """How the batch was handed to the model whose call ended with ``error``; '' for a call of the user's."""
+    return str(getattr(error, PASSED_AS, ""))
+
+
 def _trim(report: traceback.TracebackException) -> None:
     # Python keeps every exception once in a chain, so this ends.
     kept = [frame for frame in report.stack if not _is_machinery(frame.filename)]

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from ampdoctor.errors import AmpDoctorError, is_out_of_memory, out_of_memory
 from ampdoctor.facts.trace import Raised
 from ampdoctor.facts.words import Phase
-from ampdoctor.load.call import passed_as
 from ampdoctor.load.seeds import seed_everything
-from ampdoctor.load.traceback import message_of, user_traceback
+from ampdoctor.load.traceback import message_of, passed_as, user_traceback
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.cuda.on_cpu import EmulatedRefusal, place
 from ampdoctor.probe.passes.buffers import floating_buffers, written_buffers
