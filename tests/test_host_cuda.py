@@ -147,3 +147,9 @@ def test_the_cases_get_the_same_diagnosis_on_the_device_and_on_the_cpu(ask: Ask)
     )
     assert told == expected
     assert {said["cuda"]["device"] for said in answers.values()} == {"cuda"}
+
+
+def test_recording_a_pass_waits_for_no_device(ask: Ask) -> None:
+    for run in ask("scenario", "passes_without_values").values():
+        assert (run["raised"], run["backward"], run["crossings"]) == (None, True, {})
+        assert run["counted"]["forward"] > 15 and run["counted"]["backward"] > 30

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import fake_pass
 import host_cuda
 from ampdoctor.errors import AmpDoctorError
 from ampdoctor.facts.training import ScalerSettings
@@ -179,3 +180,11 @@ def memory_in_a_rerun() -> Any:
         given = rerun_in_float64(torch.ops.aten.mm.default, (a, a), {}, 0, ())
         exact.append(None if given is None else [str(given.dtype), str(given.device), given[0, 0].item()])
     return exact
+
+
+# -- waiting
+
+
+@scenario
+def passes_without_values() -> Any:
+    return fake_pass.all_passes("cuda")

@@ -146,11 +146,13 @@ def _step(workload: Workload, data: Any, run: Run, lower_scales: Sequence[float]
             return
         run.observer.begin_backward()
         scales = [precision.loss_scale, *lower_scales]
-        if not bool(torch.isfinite(run.loss).all()):
+        # Asked only where it matters: the host waits for the device.
+        if lower_scales and not bool(torch.isfinite(run.loss).all()):
             scales = scales[:1]
         for left, scale in zip(range(len(scales) - 1, -1, -1), scales, strict=True):
-            # As GradScaler does: a float32 scale times the loss, then backward outside autocast.
-            scaled = result * torch.tensor(scale, dtype=torch.float32, device=result.device)
+            # As GradScaler does: a float32 scale times the loss, then backward outside autocast. The scale is
+            # on the host, where a kernel takes it from: a copy to the device would be waited for.
+            scaled = result * torch.tensor(scale, dtype=torch.float32, device="cpu")
             scaled.backward(retain_graph=left > 0)
             run.precision = replace(precision, loss_scale=scale)
             if not left or _finite_gradients(workload.model):
