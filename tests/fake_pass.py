@@ -101,6 +101,7 @@ def fake_tensors() -> Iterator[Crossings]:
 
     with pytest.MonkeyPatch.context() as patch, FakeTensorMode(), Crossings() as crossings:
         patch.setattr(observer, "_has_own_dispatch", has_own_dispatch)
+        patch.setattr(observer, "is_tracing", lambda: False)
         patch.setattr(torch, "tensor", crossings.tensor)
         # Its own would copy the mode as well.
         patch.setattr(FakeTensor, "__deepcopy__", lambda self, memo: self.detach().clone(), raising=False)

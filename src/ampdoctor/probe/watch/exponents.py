@@ -196,7 +196,7 @@ def _within_float32(x: Tensor) -> Tensor:
     limits = torch.finfo(torch.float32)
     near = torch.where(torch.isinf(x), x, x.clamp(limits.min, limits.max))
     small = (near != 0) & (near.abs() < limits.tiny)
-    return torch.where(small, limits.tiny, near).float()
+    return near.masked_fill(small, limits.tiny).float()  # ``where`` would bring the number to the device
 
 
 def in_storage_order(x: Tensor) -> Tensor:

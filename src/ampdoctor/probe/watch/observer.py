@@ -96,7 +96,7 @@ class Observer(TorchDispatchMode):
         self.left_ops: dict[str, None] = {}
         """Ops in half precision that the emulation had to leave to the CPU's own kernel."""
         self.stored: tuple[Tensor, ...] = ()
-        """What the last op stored inside in low precision, where that is emulated."""
+        """What the op that runs stored inside in low precision, where that is emulated."""
         self.modules_seen: set[str] = set()
         """Modules inside which at least one op ran."""
         self._ops: dict[AnyOp, Op] = {}
@@ -153,7 +153,10 @@ class Observer(TorchDispatchMode):
             return NotImplemented  # the subclass does it with ops on its inner tensors, and those come here
         if isinstance(func, HigherOrderOperator):
             args, kwargs = self._watched((args, kwargs or {}))
-        return self.see(func, args, kwargs or {})
+        try:
+            return self.see(func, args, kwargs or {})
+        finally:
+            self.stored = ()
 
     def _watched(self, value: Any) -> Any:
         """The arguments, with functions among them (the branches of ``cond``) run under this observer."""
