@@ -152,8 +152,6 @@ def _step(workload: Workload, data: Any, run: Run, lower_scales: Sequence[float]
         for left, scale in zip(range(len(scales) - 1, -1, -1), scales, strict=True):
             # As GradScaler does: a float32 scale times the loss, then backward outside autocast. The scale is
             # on the host, where a kernel takes it from: a copy to the device would be waited for.
-            # As GradScaler does: a float32 scale times the loss, then backward outside autocast. The scale is
-            # on the host, where a kernel takes it from: a copy to the device would be waited for.
             scaled = result * torch.tensor(scale, dtype=torch.float32, device="cpu")
             scaled.backward(retain_graph=left > 0)
             run.precision = replace(precision, loss_scale=scale)
