@@ -90,9 +90,9 @@ UNDERFLOW = """\
   0 Linear                        █│  █   │ █             │      33.3 %       0
 
  Most lost  1 Linear   backward of mm   4 of 4 become zero
-            model.py:18    return model(batch).float().sum() * 2.0**-30
+            model.py:18   return model(batch).float().sum() * 2.0**-30
  Largest    1 Linear   backward of mm   4.9e-4, overflows from 2^32
-            model.py:18    return model(batch).float().sum() * 2.0**-30
+            model.py:18   return model(batch).float().sum() * 2.0**-30
  Next       Use a loss scale of 2^24: 2^9 .. 2^30 work, proven by running it.
    ampdoctor grad-histogram scan.yaml --scale 2^24  # that scale
    ampdoctor grad-histogram scan.yaml --sweep  # every scale

@@ -72,7 +72,7 @@ REPORT = """\
  OVERFLOW in forward. blocks.1.ff.wo leaves the FP16 range; FP32 is fine.
 
  Born at    blocks.1.ff.wo (Linear)   aten::mm   forward
-            model.py:33    return self.wo(h)
+            model.py:33   return self.wo(h)
  Value      inf; exactly 66,246 (FP16 ends at 65,504)
             element [0, 3, 7] of sample 0; 18 of 1,536 elements
  Inputs     float16 3x4: absmax 1,204
@@ -171,7 +171,7 @@ def test_a_source_path_is_relative_to_the_base() -> None:
 def test_a_root_is_shown_with_its_own_line() -> None:
     zero = ZeroOrigin(Site("forward", "head", "aten::rsub", 0), source(12, "1 - p"), 3, 2e-4, None)
     out = shown(births=(birth("head", "aten::log", zero_origin=zero, rerun="inf", exact_value=math.inf),))
-    assert " Root       became zero in head   aten::rsub\n            model.py:12    1 - p\n" in out
+    assert " Root       became zero in head   aten::rsub\n            model.py:12   1 - p\n" in out
 
 
 def test_a_bad_input_came_in() -> None:

@@ -112,5 +112,4 @@ def _reason(one: Judged) -> str:
         return f"{named}{check.message}{more}"
     at = source_place(check.source)
     where = f"{check.subject or place('')}{f' ({at})' if at else ''}"
-    by = check.by or check.message.partition(". ")[0].rstrip(".")
-    return f"{named}{check.code} {check.title}, {where}: {by}{more}"
+    return f"{named}{check.code} {check.title}, {where}: {check.by or check.message.rstrip('.')}{more}"

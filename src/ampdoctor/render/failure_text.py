@@ -9,11 +9,10 @@ from rich.text import Text
 
 from ampdoctor.diagnose.report import Report
 from ampdoctor.diagnose.wording import place
-from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import findings_section
 from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
-from ampdoctor.render.text import environment_words, labelled
+from ampdoctor.render.text import environment_words, fault_lines, labelled
 from ampdoctor.render.words import words
 
 
@@ -38,7 +37,7 @@ def _reason(report: Report) -> str:
 
 def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
     if report.first_fault is not None:
-        yield labelled(fault_rows(report.first_fault, options))
+        yield labelled(fault_lines(report.first_fault, options))
     urgent = [finding for finding in report.findings if finding.severity != "info"]
     if urgent:
         yield labelled([("Findings", findings_section(urgent))])

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from ampdoctor.diagnose.report import FirstFault
@@ -28,12 +27,11 @@ from ampdoctor.render.options import Options
 from ampdoctor.render.words import source_path, words
 
 _MOST_INPUTS = 4
-_LABEL_COLUMNS = 12
-"""What the margin and the label take of a line."""
 _PATH_STEPS = (4, 2)
 """Steps shown from the start and the end of a long path."""
 
-Row = tuple[str, RenderableType]
+Row = tuple[str, tuple[Text, ...]]
+"""A label, and what it says, in parts that stand apart."""
 
 
 def fault_rows(fault: FirstFault, options: Options) -> list[Row]:
@@ -50,31 +48,29 @@ def fault_rows(fault: FirstFault, options: Options) -> list[Row]:
 def _place(fault: FirstFault, options: Options) -> Iterator[Row]:
     label = "Came in" if fault.tensor else "Raised at" if fault.value is None else "Born at"
     if fault.tensor:
-        yield label, words((fault.tensor, "bold"))
+        yield label, (words((fault.tensor, "bold")),)
         label = "Meets" if fault.op else ""
     if fault.op or not fault.tensor:
         kind = f" ({fault.module_type})" if fault.module_type else ""
-        op = f"   {fault.op}" if fault.op else ""
         of = f" of {short_op(fault.forward_op)}" if fault.forward_op else ""
-        yield label, words((place(fault.module), "bold"), kind, op, f"   {fault.phase}{of}")
+        op = (words(fault.op),) if fault.op else ()
+        yield label, (words((place(fault.module), "bold"), kind), *op, words(f"{fault.phase}{of}"))
     if fault.source is not None:
         yield "", _line(fault.source, options)
     if fault.backward_source is not None:
         yield "In backward", _line(fault.backward_source, options)
     if fault.implicit_cast:
-        yield "", words(f"a cast to {format_name(fault.dtype)} that autocast puts in")
+        yield "", (words(f"a cast to {format_name(fault.dtype)} that autocast puts in"),)
 
 
-def _line(source: Source, options: Options) -> Text:
-    at = source_path(source, options)
-    fits = len(at) + 4 + len(source.text) < options.width - _LABEL_COLUMNS
-    return Text("    " if fits else "\n  ").join((words((at, "cyan")), words(source.text)))
+def _line(source: Source, options: Options) -> tuple[Text, Text]:
+    return words((source_path(source, options), "cyan")), words(source.text)
 
 
 def _labelled(label: str, lines: Iterator[str]) -> Iterator[Row]:
     """The lines as rows, the label on the first."""
     for line in lines:
-        yield label, words(line)
+        yield label, (words(line),)
         label = ""
 
 
@@ -112,10 +108,10 @@ def _elements(fault: FirstFault) -> str:
 def _inputs(fault: FirstFault) -> Iterator[Row]:
     label = "Inputs"
     for operand in fault.inputs[:_MOST_INPUTS]:
-        yield label, words(operand_words(operand))
+        yield label, (words(operand_words(operand)),)
         label = ""
     if len(fault.inputs) > _MOST_INPUTS:
-        yield label, words(f"and {len(fault.inputs) - _MOST_INPUTS} more")
+        yield label, (words(f"and {len(fault.inputs) - _MOST_INPUTS} more"),)
 
 
 def operand_words(operand: OperandFact) -> str:
@@ -134,11 +130,11 @@ def _root(fault: FirstFault, options: Options) -> Iterator[Row]:
     root = fault.root
     if root is None:
         return
-    yield "Root", words("became zero in ", (place(root.site.module), "bold"), f"   {root.site.op}")
+    yield "Root", (words("became zero in ", (place(root.site.module), "bold")), words(root.site.op))
     if root.source is not None and root.source != fault.source:
         yield "", _line(root.source, options)
     if root.made_by is not None and root.made_by.source is not None:
-        yield "", words(f"made by {place(root.made_by.module)} {short_op(root.made_by.op)}")
+        yield "", (words(f"made by {place(root.made_by.module)} {short_op(root.made_by.op)}"),)
         yield "", _line(root.made_by.source, options)
 
 
@@ -152,7 +148,8 @@ def _reaches(fault: FirstFault) -> Iterator[Row]:
     arrives = fault.reaches_loss or fault.reaches_gradients or fault.spoils_buffers
     if fault.absorbed_at is not None and not arrives:
         at = fault.absorbed_at
-        yield "Reaches", words(" -> ".join([*steps, f"absorbed by {place(at.module)} {short_op(at.op)}"]))
+        absorbed = f"absorbed by {place(at.module)} {short_op(at.op)}"
+        yield "Reaches", (words(" -> ".join([*steps, absorbed])),)
         return
     ends = ["loss"] if fault.reaches_loss else []
     if fault.reaches_gradients:
@@ -162,7 +159,7 @@ def _reaches(fault: FirstFault) -> Iterator[Row]:
         names = listing(fault.spoils_buffers, 2)
         ends.append(f"{count_words(len(fault.spoils_buffers), 'buffer')} ({names}), read by the next step")
     if steps or ends:
-        yield "Reaches", words(" -> ".join([*steps, " and ".join(ends)] if ends else steps))
+        yield "Reaches", (words(" -> ".join([*steps, " and ".join(ends)] if ends else steps)),)
 
 
 def _steps(path: Sequence[Step]) -> Iterator[str]:

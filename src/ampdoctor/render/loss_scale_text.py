@@ -19,8 +19,9 @@ def loss_scale_section(report: Report) -> Group:
     loss_scale = report.loss_scale
     lines = [words(f"{configured_words(loss_scale)}   {judgement(report)}")]
     lines += [words(f"scaler     {line}") for line in settling_lines(loss_scale)]
-    if loss_scale.searched:
-        lines += [words(line) for line in window_lines(loss_scale)]
+    if window := window_parts(loss_scale):
+        lines.append(words(f"works      {'   '.join(window)}"))
+    lines += [words(line) for line in limit_lines(loss_scale)]
     return Group(*lines)
 
 
@@ -61,18 +62,20 @@ def judgement(report: Report) -> str:
     return f"{prefix}{percent(lost)} of the parameters' gradient is lost"
 
 
-def window_lines(loss_scale: LossScale) -> Iterator[str]:
-    """What works, and what limits it or would help."""
-    if loss_scale.window is not None:
-        low, high = loss_scale.window
-        recommended = loss_scale.recommended or high
-        proof = "proven by running it" if loss_scale.verified else "predicted, not proven"
-        yield f"works      {power(low)} .. {power(high)}   recommended {scale(recommended)}, {proof}"
-    yield from limit_lines(loss_scale)
+def window_parts(loss_scale: LossScale) -> tuple[str, ...]:
+    """What works, and what is recommended; () where nothing works or nothing was searched."""
+    if loss_scale.window is None:
+        return ()
+    low, high = loss_scale.window
+    recommended = loss_scale.recommended or high
+    proof = "proven by running it" if loss_scale.verified else "predicted, not proven"
+    return f"{power(low)} .. {power(high)}", f"recommended {scale(recommended)}, {proof}"
 
 
 def limit_lines(loss_scale: LossScale) -> Iterator[str]:
     """What limits the window at its ends; where there is none, what would help."""
+    if not loss_scale.searched:
+        return
     if loss_scale.window is not None:
         yield from _limits(loss_scale, "")
         return

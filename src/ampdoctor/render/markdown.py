@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-
-from rich.text import Text
 
 from ampdoctor.diagnose.report import Finding, FirstFault, Report
 from ampdoctor.diagnose.wording import count_words, listing, number, place
@@ -14,11 +11,17 @@ from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import accepted_words
 from ampdoctor.render.gate_markdown import STATUS_WORDS, gate_lines
 from ampdoctor.render.layer_columns import COLUMNS, name_of, shown_rows
-from ampdoctor.render.loss_scale_text import configured_words, judgement, settling_lines, window_lines
+from ampdoctor.render.loss_scale_text import (
+    configured_words,
+    judgement,
+    limit_lines,
+    settling_lines,
+    window_parts,
+)
 from ampdoctor.render.markdown_words import cell_code, code, escaped, table
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import source_words, subject
-from ampdoctor.render.text import environment_words, loss_words
+from ampdoctor.render.text import environment_words, loss_parts
 
 _MOST_FINDINGS = 100
 """Of one report: GitHub cuts a job's summary off at 1 MiB, and a finding takes about 1 kB."""
@@ -86,17 +89,16 @@ def _document(report: Report, options: Options) -> Iterator[str]:
 def _fault(fault: FirstFault, options: Options) -> list[str]:
     rows: list[tuple[str, list[str]]] = []
     unbroken = replace(options, width=_UNBROKEN, base=options.root or options.base)
-    for label, body in fault_rows(fault, unbroken):
-        words = _spaced(body.plain if isinstance(body, Text) else str(body))
+    for label, parts in fault_rows(fault, unbroken):
         if label or not rows:
             rows.append((label, []))
-        rows[-1][1].append(words)
+        rows[-1][1].append(_apart(part.plain for part in parts))
     return table(("First fault", ""), ((f"**{label}**", "<br>".join(body)) for label, body in rows), "ll")
 
 
-def _spaced(text: str) -> str:
-    """The text, with dots where the terminal report sets words apart by blanks: Markdown drops those."""
-    return escaped(re.sub(" {3,}", " · ", text))
+def _apart(parts: Iterable[str]) -> str:
+    """The parts, with dots between them."""
+    return escaped(" · ".join(parts))
 
 
 def _run_up(report: Report) -> list[str]:
@@ -112,12 +114,13 @@ def _run_up(report: Report) -> list[str]:
 
 def _losses(report: Report) -> Iterator[str]:
     """The losses and what is known of loss scales, as a list."""
-    lines = [f"**Loss** {_spaced(loss_words(report))}"] if report.losses else []
+    lines = [f"**Loss** {_apart(loss_parts(report))}"] if report.losses else []
     if report.passes and not report.environment.forward_only:
         lines.append(f"**Loss scale** {configured_words(report.loss_scale)}: {escaped(judgement(report))}")
         lines += [escaped(line) for line in settling_lines(report.loss_scale)]
-        if report.loss_scale.searched:
-            lines += [_spaced(line) for line in window_lines(report.loss_scale)]
+        if window := window_parts(report.loss_scale):
+            lines.append(_apart(("works", *window)))
+        lines += [escaped(line) for line in limit_lines(report.loss_scale)]
     if lines:
         yield ""
         yield from (f"- {line}" for line in lines)

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ampdoctor.diagnose.report import Report
+from ampdoctor.diagnose.report import FirstFault, Report
 from ampdoctor.diagnose.wording import count_words, format_name, in_mode, number, place
 from ampdoctor.facts.environment import Environment
 from ampdoctor.render.fault_text import fault_rows
@@ -18,9 +18,11 @@ from ampdoctor.render.layers_text import layers_section
 from ampdoctor.render.loss_scale_text import loss_scale_section
 from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
-from ampdoctor.render.words import headline_words, words
+from ampdoctor.render.words import apart, headline_words, words
 
 _LABEL_WIDTH = 10
+_LABEL_COLUMNS = 12
+"""What the margin and the label take of a line."""
 _VERDICT_STYLE = {"clean": "bold green", "not-measured": "bold yellow"}
 
 
@@ -68,11 +70,11 @@ def _verdict(report: Report) -> Text:
 
 def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
     if report.first_fault is not None:
-        yield labelled(fault_rows(report.first_fault, options))
+        yield labelled(fault_lines(report.first_fault, options))
     if len(report.run_up) > 1:
         yield labelled([("Run-up", _run_up(report, options))])
     if report.losses:
-        yield labelled([("Loss", words(loss_words(report)))])
+        yield labelled([("Loss", words("   ".join(loss_parts(report))))])
     if not report.environment.forward_only:
         yield labelled([("Loss scale", loss_scale_section(report))])
     if report.findings:
@@ -81,6 +83,12 @@ def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
         yield labelled([("Waivers", waivers_section(report.waivers))])
     if report.layers:
         yield layers_section(report, options)
+
+
+def fault_lines(fault: FirstFault, options: Options) -> list[tuple[str, RenderableType]]:
+    """The rows about the fault for a terminal."""
+    room = options.width - _LABEL_COLUMNS
+    return [(label, apart(*parts, room=room)) for label, parts in fault_rows(fault, options)]
 
 
 def labelled(rows: list[tuple[str, RenderableType]]) -> Table:
@@ -109,13 +117,13 @@ def _run_up(report: Report, options: Options) -> Table:
     return grid
 
 
-def loss_words(report: Report) -> str:
-    """The first batch's, or the one of the fault: what a training loop would have printed."""
+def loss_parts(report: Report) -> tuple[str, ...]:
+    """The first batch's, or the one of the fault, in both precisions: what a training loop would have printed."""
     wanted = report.first_fault.batch if report.first_fault else report.losses[0].batch
     row = next((row for row in report.losses if row.batch == wanted), report.losses[0])
     name = format_name(report.environment.dtype)
-    of = f"   (batch {row.batch})" if len(report.losses) > 1 else ""
-    return f"{name} {_digits(row.candidate)}   FP32 {_digits(row.reference)}{of}"
+    of = (f"(batch {row.batch})",) if len(report.losses) > 1 else ()
+    return f"{name} {_digits(row.candidate)}", f"FP32 {_digits(row.reference)}", *of
 
 
 def _digits(loss: float | None) -> str:

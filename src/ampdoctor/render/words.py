@@ -27,6 +27,13 @@ def words(*parts: str | tuple[str, str], style: str = "") -> Text:
     return line
 
 
+def apart(*parts: Text, room: int) -> Text:
+    """The parts on one line, set apart by blanks; those after the first on lines of their own where that is
+    wider than ``room`` columns."""
+    line = Text("   ").join(parts)
+    return line if line.cell_len < room else Text("\n  ").join(parts)
+
+
 def headline_words(headline: Headline, style: str) -> Text:
     """The sentence, its head in this style."""
     return words((headline.head, style), " " if headline.rest else "", headline.rest)

@@ -153,6 +153,6 @@ def _tensor_rows(
     name, op = tensor_words(tensor, page)
     yield label, words((name, "bold"), f"   {op}   {what}")
     if tensor.source is not None:
-        line = words((source_path(tensor.source, options), "cyan"), "    ", tensor.source.text)
+        line = words((source_path(tensor.source, options), "cyan"), "   ", tensor.source.text)
         line.no_wrap, line.overflow = True, "ellipsis" if options.unicode else "crop"
         yield "", line

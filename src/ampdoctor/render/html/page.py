@@ -26,7 +26,7 @@ from ampdoctor.render.loss_scale_text import (
 )
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import source_words
-from ampdoctor.render.text import environment_words, loss_words
+from ampdoctor.render.text import environment_words, loss_parts
 from ampdoctor.render.words import plain
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def _templates() -> Environment:
         "scale": scale,
         "power": power,
         "sentence": view.sentence,
-        "spaced": view.spaced,
         "breakable": _breakable,
         "short_op": short_op,
         "figure": view.figure,
@@ -134,7 +133,7 @@ def _templates() -> Environment:
         "settling_lines": settling_lines,
         "judged_word": judged_word,
         "limit_lines": limit_lines,
-        "loss_words": loss_words,
+        "loss_parts": loss_parts,
         "count_words": count_words,
         "waiver_words": waiver_words,
         "parameter_rows": view.parameter_rows,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -113,11 +112,6 @@ def figure(value: Any) -> str:
 def sentence(words: str) -> str:
     """With a capital at its start and a full stop at its end, where it has neither."""
     return words[:1].upper() + words[1:] + ("" if words.endswith(".") else ".")
-
-
-def spaced(words: str) -> str:
-    """The gaps that a terminal leaves between words, as points: a page has no columns."""
-    return re.sub(r"\s{2,}", " · ", words)
 
 
 def parameter_rows(report: Report) -> tuple[ParameterRow, ...]:
