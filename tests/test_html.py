@@ -151,7 +151,7 @@ def test_a_report_reads_top_to_bottom() -> None:
         "Inputs float16 3x4: absmax 1,204 float16 3x4: absmax 46.1",
         "inf blocks.1 add model.py:40 nan final mul model.py:40 nan top-level code nll_loss_forward",
         "the loss and 1 gradient w",
-        "blocks.1.ff.wi 1,024 6.0 bits blocks.1.ff.wo 66,246 ×64.7 none",
+        "blocks.1.ff.wi 1,024 6.0 bits blocks.1.ff.wo 66,246 x64.7 none",
         "error AMP101 forward overflow",
         "What to do. Keep blocks.1.ff.wo in FP32",
         "About AMP101 What it means An op of the forward made a number",

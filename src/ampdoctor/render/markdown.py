@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ampdoctor.diagnose.report import Finding, FirstFault, Report
-from ampdoctor.diagnose.wording import count_words, listing, number, place
+from ampdoctor.diagnose.wording import count_words, listing, place
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import accepted_words
 from ampdoctor.render.gate_markdown import STATUS_WORDS, gate_lines
@@ -21,6 +21,7 @@ from ampdoctor.render.loss_scale_text import (
 from ampdoctor.render.markdown_words import cell_code, code, escaped, table
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import source_words, subject
+from ampdoctor.render.run_up_columns import HEADS, cells
 from ampdoctor.render.text import environment_words, loss_parts
 
 _MOST_FINDINGS = 100
@@ -104,12 +105,9 @@ def _apart(parts: Iterable[str]) -> str:
 def _run_up(report: Report) -> list[str]:
     rows = []
     for row in report.run_up:
-        bits = row.headroom_bits
-        headroom = "none" if row.here else f"{bits:.1f} bits" if bits is not None else ""
-        growth = f"x{number(row.growth)}" if row.growth is not None and row.growth >= 2 else ""
         name = cell_code(place(row.module))
-        rows.append((f"**{name}**" if row.here else name, number(row.absmax), headroom, growth))
-    return table(("Run-up", "absmax", "headroom", "growth"), rows, "lrrr")
+        rows.append((f"**{name}**" if row.here else name, *cells(row)))
+    return table(HEADS, rows, "lrrr")
 
 
 def _losses(report: Report) -> Iterator[str]:

@@ -10,13 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ampdoctor.diagnose.report import FirstFault, Report
-from ampdoctor.diagnose.wording import count_words, format_name, in_mode, number, place
+from ampdoctor.diagnose.wording import count_words, format_name, in_mode, place
 from ampdoctor.facts.environment import Environment
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import findings_section, waivers_section
 from ampdoctor.render.layers_text import layers_section
 from ampdoctor.render.loss_scale_text import loss_scale_section
 from ampdoctor.render.options import Options
+from ampdoctor.render.run_up_columns import cells
 from ampdoctor.render.terminal import as_text
 from ampdoctor.render.words import apart, headline_words, words
 
@@ -108,17 +109,14 @@ def _run_up(report: Report, options: Options) -> Table:
         grid.add_column(justify="right", no_wrap=True)
     grid.add_column(no_wrap=True)
     for row in report.run_up:
-        bits = row.headroom_bits
-        headroom = "none" if row.here else f"{bits:.1f} bits" if bits is not None else ""
-        growth = f"x{number(row.growth)}" if row.growth is not None and row.growth >= 2 else ""
         style = "red" if row.here else ""
-        cells = (place(row.module), number(row.absmax), headroom, growth, "<- here" if row.here else "")
-        grid.add_row(*(words(cell, style=style) for cell in cells))
+        line = (place(row.module), *cells(row), "<- here" if row.here else "")
+        grid.add_row(*(words(cell, style=style) for cell in line))
     return grid
 
 
 def loss_parts(report: Report) -> tuple[str, ...]:
-    """The first batch's, or the one of the fault, in both precisions: what a training loop would have printed."""
+    """The first batch's, or the fault's, in both precisions: what a training loop would have printed."""
     wanted = report.first_fault.batch if report.first_fault else report.losses[0].batch
     row = next((row for row in report.losses if row.batch == wanted), report.losses[0])
     name = format_name(report.environment.dtype)

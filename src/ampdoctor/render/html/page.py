@@ -26,6 +26,7 @@ from ampdoctor.render.loss_scale_text import (
 )
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import source_words
+from ampdoctor.render.run_up_columns import cells
 from ampdoctor.render.text import environment_words, loss_parts
 from ampdoctor.render.words import plain
 
@@ -128,6 +129,7 @@ def _templates() -> Environment:
         "cards": view.cards,
         "columns": COLUMNS,
         "used": used,
+        "run_up_cells": cells,
         "judgement": judgement,
         "configured_words": configured_words,
         "settling_lines": settling_lines,
