@@ -12,7 +12,7 @@ from ampdoctor.diagnose.scaler import judge_scaler
 from ampdoctor.diagnose.scaler_report import ScalerReport
 from ampdoctor.facts.scaler_policies import POLICIES, static
 from ampdoctor.facts.trace import Birth
-from ampdoctor.facts.training import ScalerRun, ScalerSettings, StepRecord
+from ampdoctor.facts.training import PlainStep, PlainTraining, ScalerRun, ScalerSettings, StepRecord
 from ampdoctor.render import SCALER as FORMATS
 from ampdoctor.render.options import Options
 from ampdoctor.render.scaler.curve import draw
@@ -174,7 +174,58 @@ def test_one_bad_batch_of_four_collapses_it_as_well() -> None:
 def test_one_bad_step_long_ago_does_not() -> None:
     report = report_on([15, None, *[15] * 18], init_scale=1024.0, batches=4)
     assert (report.outcome, report.hopeless) == ("settles", 1)
-    assert report.remedy == "1 step not finite at any scale: look into batch 1 with `ampdoctor scan`."
+    assert report.remedy == (
+        "1 step not finite at any scale, only batch 1: `ampdoctor scan CONFIG --after-steps 1` scans step 1 "
+        "as it is then."
+    )
+
+
+def beside(not_finite: Sequence[int], steps: int, batches: int = 1) -> PlainTraining:
+    return PlainTraining(tuple(PlainStep(i % batches, 1.0, i not in not_finite) for i in range(steps)))
+
+
+def test_a_divergence_that_fp32_has_too_is_not_blamed_on_precision() -> None:
+    report = report_on([16] * 10 + [None] * 5, beside=beside(range(11, 15), 15))
+    assert (report.outcome, report.level) == ("diverges", None)
+    assert report.sentence == (
+        "DIVERGES, and so does FP32. From step 10 on no loss scale makes its steps finite. The same steps in "
+        "FP32 are not finite from step 11 on: no matter of precision."
+    )
+    assert report.remedy.startswith("Lower the learning rate")
+    assert "`ampdoctor scan CONFIG --after-steps 10` shows the step as it is then." in report.remedy
+    assert report.to_dict()["fp32"]["diverges_at"] == 11
+
+
+def test_weights_that_break_where_fp32_diverges_too() -> None:
+    report = report_on([16] * 4, broken_weights=("w",), beside=beside(range(6, 9), 9))
+    assert report.outcome == "diverges"
+    assert "From step 3 on its weights are not finite." in report.sentence
+
+
+def test_fp32_that_stays_finite_leaves_it_to_precision() -> None:
+    report = report_on([16] * 10 + [None] * 5, beside=beside((), 15))
+    assert (report.outcome, report.hopeless) == ("collapses", 5)
+    assert report.remedy == (
+        "No loss scale cures this fault. `ampdoctor scan CONFIG --after-steps 10` scans step 10 as it is "
+        "then, and names what does."
+    )
+
+
+def test_a_bad_batch_is_named_and_is_no_divergence() -> None:
+    """Batch 2 of 4, which is the last step's as well: no batch that FP32 bore before fails there."""
+    ceilings = [None if step % 4 == 2 else 16 for step in range(11)]
+    report = report_on(ceilings, batches=4, beside=beside((2, 6, 10), 11, batches=4))
+    assert report.run.beside is not None and report.run.beside.diverges_at is None
+    assert report.outcome == "collapses"
+    assert report.remedy.startswith(
+        "No loss scale cures this fault: only batch 2, in FP32 too. `ampdoctor scan"
+    )
+    (group,) = report.skips
+    assert (group.first, group.last, group.count, group.batches) == (2, 10, 3, (2,))
+    assert (group.in_a_row, group.at_any_scale, group.in_fp32_too) == (False, True, True)
+    text = " ".join(render(report).split())
+    assert "3 of steps 2 to 10, batch 2, at 65,536 .. 16,384: inf from mm in head" in text
+    assert "at any scale, and in FP32 too" in text
 
 
 def test_bad_steps_that_growth_makes_up_for_do_not() -> None:
@@ -289,6 +340,14 @@ def test_a_fall_by_several_powers_is_drawn_through() -> None:
     low = StepRecord(1, 0, 1.0, 8192.0, False, 40, (), None)
     curve = draw((steps[0], low), 2, unicode=True)
     assert curve.lines == ("─╮", " │", " │", " ╰")
+
+
+def test_a_line_is_labelled_with_the_scale_it_draws() -> None:
+    """From 1,000, no power of two, down to 500; and where 16 powers share 8 lines, the higher of each two."""
+    steps = steps_of([8] * 2, init_scale=1000.0)[0]
+    assert draw(steps, 2, unicode=False).labels == ("1,000", "500")
+    many = steps_of([None] * 16, init_scale=2.0**15)[0]
+    assert draw(many, 16, unicode=False).labels == tuple(f"{2 ** (15 - 2 * k):,}" for k in range(8))
 
 
 def test_many_steps_share_a_column_and_a_skip_among_them_is_kept() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +14,13 @@ import typer
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document
 from ampdoctor.cli.progress import progress_bar
+from ampdoctor.cli.repository import path_from_here
 from ampdoctor.cli.user_output import user_output_to_stderr
 from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, opened, source_of
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.scale_names import scale_named
 from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, static
-from ampdoctor.facts.training import ScalerRun, ScalerSettings
+from ampdoctor.facts.training import ScalerRun, ScalerSettings, torch_scaler
 
 if TYPE_CHECKING:
     from ampdoctor.config import Config
@@ -86,20 +88,27 @@ def scaler(
     source = source_of(config, (None, None, None), set_ or [], named)
     if not isinstance(source, Script):
         _check_trains(source)
-    setup = ScalerSettings(
-        first_scale,
-        _TORCH.growth_factor,
-        _TORCH.backoff_factor,
-        growth_interval or _TORCH.growth_interval or 0,
-    )
-    run = _train(source, setup, steps, quiet)
+    run = _train(source, torch_scaler(first_scale, growth_interval), steps, quiet)
 
     from ampdoctor.diagnose.scaler import judge_scaler
 
-    report = judge_scaler(run, policies, growth_interval)
+    command = "" if isinstance(source, Script) else _scan_command(source, set_ or [], first_scale)
+    report = judge_scaler(run, policies, growth_interval, command)
     write_document(SCALER[format_](report, drawing(output)), output)
     if run.interrupted:
         raise Stop("interrupted: the report covers the steps taken until then", FAILED)
+
+
+def _scan_command(settings: Config, overrides: Sequence[str], first_scale: float) -> str:
+    """The command that scans the same, from the same first scale."""
+    from ampdoctor.api.request import plan_of
+
+    words = [str(path_from_here(settings.file) or settings.title)]
+    words += [word for override in overrides for word in ("--set", override)]
+    plan = plan_of(settings)
+    if plan.scaler == "dynamic" and plan.loss_scale != first_scale:
+        words += ["--set", f"precision.loss_scale.dynamic={first_scale:g}"]
+    return f"ampdoctor scan {shlex.join(words)}"
 
 
 def _policies(names: Sequence[str]) -> tuple[ScalerPolicy, ...]:

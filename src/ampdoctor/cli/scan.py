@@ -38,6 +38,10 @@ def scan(
         list[str] | None, typer.Option("--output", "-o", metavar="[FORMAT=]FILE", help=OUTPUT_HELP)
     ] = None,
     plan: Annotated[Path | None, typer.Option(help="Measure under this plan.yaml of `prescribe`.")] = None,
+    after_steps: Annotated[
+        int | None,
+        typer.Option(help="Train so many steps first, as `scaler` does; scan what is then.", min=0),
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep the trace, for `ampdoctor report` (.json or .json.gz).")
     ] = None,
@@ -56,7 +60,7 @@ def scan(
     from ampdoctor.api.request import policy_of
     from ampdoctor.diagnose.engine import diagnose
 
-    trace, settings = run_probe(source, quiet, plan)
+    trace, settings = run_probe(source, quiet, plan, after_steps or 0)
     policy = policy_of(settings, today())
     if save is not None:
         save_trace(trace, save)

@@ -15,6 +15,7 @@ from ampdoctor.cli.progress import progress_bar
 from ampdoctor.cli.user_output import user_output_to_stderr
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.trace import Trace
+from ampdoctor.facts.training import torch_scaler
 
 if TYPE_CHECKING:
     from ampdoctor.config import Config
@@ -134,14 +135,19 @@ def opened(source: Config | Script) -> Iterator[tuple[Workload, Config]]:
     yield workload, source
 
 
-def run_probe(source: Config | Script, quiet: bool, plan: Path | None = None) -> tuple[Trace, Config]:
+def run_probe(
+    source: Config | Script, quiet: bool, plan: Path | None = None, after_steps: int = 0
+) -> tuple[Trace, Config]:
     """The trace of what is examined, under the plan in this file where one is named; and its config.
 
+    ``after_steps``: as it is after so many training steps.
     The user's prints go to stderr: stdout is the document.
     """
     from ampdoctor.remedy.plan import TreatmentPlan, check_paths
     from ampdoctor.remedy.plan_file import read_plan
 
+    if after_steps:
+        _check_trains(source)
     treatment = TreatmentPlan() if plan is None else read_plan(plan)
     with user_output_to_stderr(), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
@@ -152,4 +158,24 @@ def run_probe(source: Config | Script, quiet: bool, plan: Path | None = None) ->
 
             policy_of(settings)  # what is wrong in it is said before the long work
             check_paths(treatment, (path for path, _ in workload.model.named_modules()))
-            return probe(workload, treated(plan_of(settings), treatment), progress), settings
+            request = treated(plan_of(settings), treatment)
+            if after_steps:
+                from ampdoctor.probe.advance import advanced
+
+                settings_then = torch_scaler(request.loss_scale)
+                workload, request = advanced(workload, request, settings_then, after_steps, progress)
+            return probe(workload, request, progress), settings
+
+
+def _check_trains(source: Config | Script) -> None:
+    """Nothing; ConfigError for what --after-steps cannot train."""
+    if isinstance(source, Script):
+        raise ConfigError(
+            "--after-steps is of a config: a script takes steps of its own", hint="--step names one of them"
+        )
+    if source.loss == "none" or source.optimizer is None:
+        missing = "loss: none" if source.loss == "none" else "optimizer: is missing"
+        raise ConfigError(
+            f"{missing}, and --after-steps takes real training steps",
+            hint="add to the config: optimizer: {target: models.py:build_optimizer}, and a loss",
+        )

@@ -11,14 +11,14 @@ from ampdoctor.diagnose.report import Finding
 from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.scaler_policies import Replay
 from ampdoctor.facts.trace import Birth
-from ampdoctor.facts.training import ScalerRun, StepRecord
+from ampdoctor.facts.training import PlainTraining, ScalerRun, StepRecord
 
 SCHEMA = "ampdoctor.scaler/1"
 
 
 @dataclass(frozen=True)
 class SkipGroup:
-    """Skipped steps in a row that went wrong in the same place."""
+    """Skipped steps that went wrong in the same place."""
 
     first: int
     last: int
@@ -28,6 +28,14 @@ class SkipGroup:
     bad_parameters: tuple[str, ...]
     """Of the first of them."""
     cause: Birth | None
+    batches: tuple[int, ...] = ()
+    """Each once, in order."""
+    in_a_row: bool = True
+    """No other step lies between them."""
+    at_any_scale: bool = False
+    """No loss scale makes them finite."""
+    in_fp32_too: bool | None = None
+    """The same steps in FP32 are not finite either: all of them, or some. None where FP32 was not run."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,8 @@ class ScalerReport:
     weights non-finite; ``collapses``: step after step is non-finite at any scale, and lowers it;
     ``still-falling``: it has a level that the run was too short to reach; ``settles-below-1``: it found its
     level, where small gradients become zero; ``settles``; ``steady``: nothing skipped, nothing grown;
-    ``rising``: nothing skipped, and it grew; ``not-measured``."""
+    ``rising``: nothing skipped, and it grew; ``diverges``: it fails, and from some step on FP32 is not finite
+    either; ``not-measured``."""
     headline: Headline
     level: float | None
     """The scale it settled at: the last one at which a step was taken; None where there is none."""
@@ -57,6 +66,8 @@ class ScalerReport:
     findings: tuple[Finding, ...]
     remedy: str
     notes: tuple[str, ...]
+    command: str = "ampdoctor scan CONFIG"
+    """Scans what was trained; '' for a script, whose steps are its own."""
 
     @property
     def sentence(self) -> str:
@@ -88,12 +99,25 @@ class ScalerReport:
             "policies": [_replay(r) for r in self.replays],
             "broken_weights": list(run.broken_weights),
             "refusal": run.refusal,
+            "fp32": _beside(run.beside),
             "findings": [to_json(f) for f in self.findings],
             "remedy": self.remedy,
             "notes": list(self.notes),
             "seconds": run.seconds,
             "interrupted": run.interrupted,
         }
+
+
+def _beside(beside: PlainTraining | None) -> dict[str, Any] | None:
+    """The same steps in FP32; None where they were not taken."""
+    if beside is None:
+        return None
+    return {
+        "diverges_at": beside.diverges_at,
+        "not_finite": [i for i, step in enumerate(beside.steps) if not step.finite],
+        "losses": to_json([step.loss for step in beside.steps]),
+        "failure": beside.failure,
+    }
 
 
 def _scale(exponent: int | None) -> float | None:
@@ -120,6 +144,9 @@ def _skips(group: SkipGroup) -> dict[str, Any]:
         "count": group.count,
         "scales": [group.first_scale, group.last_scale],
         "bad_parameters": list(group.bad_parameters),
+        "batches": list(group.batches),
+        "at_any_scale": group.at_any_scale,
+        "in_fp32_too": group.in_fp32_too,
         "cause": None
         if cause is None
         else {

@@ -27,6 +27,8 @@ def sentence_of(report: ScalerReport) -> Headline:
                 f"WEIGHTS BROKEN in step {step}.",
                 f"GradScaler let it through, and it left {listing(run.broken_weights)} non-finite.",
             )
+        case "diverges":
+            return Headline("DIVERGES, and so does FP32.", _divergence(report))
         case "collapses" if report.hopeless == len(run.steps):
             return Headline(
                 "COLLAPSES.",
@@ -62,6 +64,31 @@ def sentence_of(report: ScalerReport) -> Headline:
             return Headline("NOT MEASURED.", "The run ended before its first step did.")
 
 
+def _divergence(report: ScalerReport) -> str:
+    """From which step on nothing is finite, here and in FP32."""
+    run, first = report.run, first_failure(report)
+    beside = run.beside
+    what = "its weights are not finite" if first is None else "no loss scale makes its steps finite"
+    since = run.steps[-1].step if first is None else first
+    at = beside.diverges_at if beside is not None else None
+    return (
+        f"From step {since} on {what}. The same steps in FP32 are not finite from step {at} on: no matter of "
+        "precision."
+    )
+
+
+def first_failure(report: ScalerReport) -> int | None:
+    """The first step that no loss scale of 1 or more makes finite; None where there is none."""
+    return next((s.step for s in report.run.steps if s.ceiling is None or s.ceiling < 0), None)
+
+
+def _look_into(report: ScalerReport, step: int) -> str:
+    """``the command that scans a step as it is then``"""
+    if not report.command:
+        return "`ampdoctor scan`"
+    return f"`{report.command} --after-steps {step}`"
+
+
 def _skipped(report: ScalerReport) -> str:
     """``9 of 200 steps are skipped on the way down from 65,536, 2 later``"""
     steps = count_words(len(report.run.steps), "step")
@@ -95,20 +122,36 @@ def remedy_of(report: ScalerReport) -> str:
         if report.findings:
             return report.findings[0].remedy
         return "BF16 has FP32's exponents and needs no loss scale: leave GradScaler out."
+    first = first_failure(report)
+    if outcome == "diverges":
+        step = run.steps[-1].step if first is None else first
+        return (
+            "Lower the learning rate, warm it up, or clip the gradients' norm. "
+            f"{_look_into(report, step)} shows the step as it is then."
+        )
     if outcome == "breaks-weights":
-        return "`ampdoctor scan` takes the optimizer's step apart (AMP303)."
-    if outcome == "collapses":
-        return "No loss scale cures this fault: `ampdoctor scan` names it and what does."
-    if outcome == "settles-below-1":
-        return "`ampdoctor scan` names what overflows at scale 1 and what would help. Or train in BF16."
+        step = run.steps[-1].step
+        return f"{_look_into(report, step)} takes the optimizer's step apart (AMP301, AMP303)."
+    if outcome == "collapses" and first is not None:
+        which = f": {only}" if (only := _only_of(report)) else ""
+        return (
+            f"No loss scale cures this fault{which}. {_look_into(report, first)} scans step {first} as it is "
+            "then, and names what does."
+        )
+    if outcome == "settles-below-1" and first is not None:
+        return (
+            f"{_look_into(report, first)} names what overflows at scale 1 and what would help. Or train in "
+            "BF16."
+        )
     if outcome == "still-falling" and report.ceiling is not None:
         start = _start_at(math.ldexp(1.0, report.ceiling))
         return f"Give it more --steps, or start where it will end: {start}."
     if outcome in ("settles", "steady", "rising") and report.hopeless:
-        batches = sorted({s.batch for s in run.steps if s.ceiling is None})
+        step = next(s.step for s in run.steps if s.ceiling is None)
+        which = f", {only}" if (only := _only_of(report)) else ""
         return (
-            f"{count_words(report.hopeless, 'step')} not finite at any scale: look into "
-            f"{'batch' if len(batches) == 1 else 'batches'} {listing(batches)} with `ampdoctor scan`."
+            f"{count_words(report.hopeless, 'step')} not finite at any scale{which}: "
+            f"{_look_into(report, step)} scans step {step} as it is then."
         )
     if outcome == "settles" and report.at_start and report.level:
         level = min(report.level, _no_higher_at_start(report))
@@ -118,6 +161,18 @@ def remedy_of(report: ScalerReport) -> str:
     if outcome == "settles":
         return "Nothing to do: a skipped step now and then is how a scaler finds the edge."
     return ""
+
+
+def _only_of(report: ScalerReport) -> str:
+    """``only batch 5, in FP32 too``; '' where they are of all batches, and FP32 is finite."""
+    run = report.run
+    steps = [s for s in run.steps if s.ceiling is None]
+    batches = sorted({s.batch for s in steps})
+    some = 0 < len(batches) < run.environment.batches
+    words = [f"only {'batch' if len(batches) == 1 else 'batches'} {listing(batches)}"] if some else []
+    if run.beside is not None and all(run.beside.fails_at(s.step) for s in steps):
+        words.append("in FP32 too")
+    return ", ".join(words)
 
 
 def _no_higher_at_start(report: ScalerReport) -> float:

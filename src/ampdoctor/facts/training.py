@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ampdoctor.facts.environment import Environment
+from ampdoctor.facts.scaler_policies import POLICIES
 from ampdoctor.facts.trace import Birth
 
 
@@ -17,6 +18,13 @@ class ScalerSettings:
     backoff_factor: float
     growth_interval: int
     """Steps without overflow after which the scale grows."""
+
+
+def torch_scaler(init_scale: float, growth_interval: int | None = None) -> ScalerSettings:
+    """torch's GradScaler at its defaults, but for the first scale, and the interval where one is given."""
+    torch = POLICIES["torch"]
+    interval = growth_interval or torch.growth_interval or 0
+    return ScalerSettings(init_scale, torch.growth_factor, torch.backoff_factor, interval)
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class StepRecord:
 class PlainStep:
     """One FP32 training step: the same batch and the same random draws, without a scaler."""
 
+    batch: int
     loss: float | None
     finite: bool
     """Loss, gradients and the weights after it; where gradients are not, no step was taken."""
@@ -61,10 +70,18 @@ class PlainTraining:
 
     @property
     def diverges_at(self) -> int | None:
-        """The first of the steps, all through to the last, that are not finite; None where the last is."""
+        """The first of the steps that are none of them finite, up to the last; None where there are none.
+
+        Some of them must be of a batch that was finite before: a bad batch at the end is no divergence.
+        """
         finite = [i for i, step in enumerate(self.steps) if step.finite]
         first = finite[-1] + 1 if finite else 0
-        return first if first < len(self.steps) else None
+        borne = {self.steps[i].batch for i in finite}
+        return first if any(step.batch in borne for step in self.steps[first:]) else None
+
+    def fails_at(self, step: int) -> bool:
+        """That step was taken, and is not finite."""
+        return step < len(self.steps) and not self.steps[step].finite
 
 
 @dataclass(frozen=True)
@@ -89,3 +106,5 @@ class ScalerRun:
     seed: int
     seconds: float
     interrupted: bool
+    beside: PlainTraining | None = None
+    """The same steps in FP32; None where nothing went wrong that they could have too."""

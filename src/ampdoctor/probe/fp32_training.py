@@ -59,5 +59,5 @@ def fp32_training(workload: Workload, plan: Plan, steps: int, progress: Progress
                     return PlainTraining(tuple(taken), f"step {step}: {type(error).__name__}: {error}")
             sound = run.loss is None or bool(torch.isfinite(run.loss).all())
             sound &= finite and all(bool(torch.isfinite(p).all()) for p in held)
-            taken.append(PlainStep(None if run.loss is None else float(run.loss), sound))
+            taken.append(PlainStep(step % len(batches), None if run.loss is None else float(run.loss), sound))
     return PlainTraining(tuple(taken))

@@ -22,6 +22,7 @@ from ampdoctor.probe.births.bad_tensors import batch_size
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.environment import environment_of
+from ampdoctor.probe.fp32_training import fp32_training
 from ampdoctor.probe.overflow_scale import CeilingWatch, StepCeiling
 from ampdoctor.probe.passes.device import choose_device, grad_scaler
 from ampdoctor.probe.passes.isolation import isolated, refuse_without_values, working_copy
@@ -47,11 +48,26 @@ def train(
     Everything happens on a working copy. Each step draws from a seed of its own, so that it can be run again.
     Raises ConfigError for a device that is not there, LoadError where there is no loss or no optimizer,
     ProbeError where the model or the optimizer raises, memory runs out or another scan is running.
-    Interrupted, it returns what it has.
+    Interrupted, it returns what it has. Where something goes wrong that is not the scale's start, the same
+    steps are taken in FP32.
     """
     stages = Stages(progress)
     with alone(), memory_runs_out(lambda: stages.doing("while training")):
-        return _Training(workload, plan, settings, steps, stages).run()
+        found = _Training(workload, plan, settings, steps, stages).run()
+        if found.interrupted or not _may_be_fp32s(found):
+            return found
+        try:
+            return replace(found, beside=fp32_training(workload, plan, steps, stages))
+        except KeyboardInterrupt:
+            return replace(found, interrupted=True)
+
+
+def _may_be_fp32s(run: ScalerRun) -> bool:
+    """Something went wrong that FP32 might have as well: more than a scale that started too high."""
+    taken = [s for s in run.steps if not s.skipped]
+    later = any(s.skipped and taken and s.step > taken[0].step for s in run.steps)
+    hopeless = any(s.ceiling is None or s.ceiling < 0 for s in run.steps)
+    return bool(run.broken_weights) or later or hopeless
 
 
 @dataclass

@@ -39,8 +39,10 @@ ASCII = Strokes("-", "|", ("+", "+"), ("+", "+"), ".", "x")
 class Column:
     """One column of the picture."""
 
+    scale: float
+    """The loss scale with which it begins."""
     exponent: int
-    """Of the loss scale with which it begins."""
+    """Of that."""
     threshold: int | None
     """Exponent of the highest scale that works for all steps of this column; None where one has none."""
     skipped: bool
@@ -52,6 +54,7 @@ class Curve:
     """Lines of equal width, and what stands left of them."""
 
     labels: tuple[str, ...]
+    """The highest loss scale that a line draws; where it draws none, the power of two that it stands for."""
     lines: tuple[str, ...]
     skips: str
     first: int
@@ -91,8 +94,9 @@ def draw(steps: Sequence[StepRecord], width: int, unicode: bool) -> Curve:
         else:
             upper, lower = strokes.fall if row > before else strokes.rise
             grid[min(before, row)][x], grid[max(before, row)][x] = upper, lower
+    drawn = [[c.scale for c, row in zip(columns, rows, strict=True) if row == y] for y in range(count)]
     return Curve(
-        tuple(scale(math.ldexp(1.0, top - y * per_row)) for y in range(count)),
+        tuple(scale(max(drawn[y], default=math.ldexp(1.0, top - y * per_row))) for y in range(count)),
         tuple("".join(line) for line in grid),
         "".join(strokes.skip if c.skipped else " " for c in columns),
         steps[0].step,
@@ -104,6 +108,7 @@ def _column(steps: Sequence[StepRecord]) -> Column:
     ceilings = [s.ceiling for s in steps]
     known = [c for c in ceilings if c is not None]
     return Column(
+        steps[0].scale,
         _exponent(steps[0].scale),
         min(known) if len(known) == len(ceilings) else None,
         any(s.skipped for s in steps),

@@ -44,7 +44,7 @@ def _sections(report: ScalerReport, options: Options) -> Iterator[RenderableType
     if report.run.steps:
         yield _curve(report, options)
     if report.skips:
-        yield _skips(report.skips, options)
+        yield _skips(report.skips, report.run.environment.batches, options)
     if report.findings:
         yield labelled([("Findings", findings_section(report.findings))])
     elif report.remedy:
@@ -76,10 +76,10 @@ def _curve(report: ScalerReport, options: Options) -> Text:
     return text.append_text(words(("step".rjust(_LABEL) + "  " + ends, "dim")))
 
 
-def _skips(groups: Sequence[SkipGroup], options: Options) -> Table:
+def _skips(groups: Sequence[SkipGroup], batches: int, options: Options) -> Table:
     rows: list[tuple[str, RenderableType]] = []
     for group in groups[:_MOST_GROUPS]:
-        rows.append(("Skipped" if not rows else "", _skip(group, options)))
+        rows.append(("Skipped" if not rows else "", _skip(group, batches, options)))
     if len(groups) > _MOST_GROUPS:
         rest = groups[_MOST_GROUPS:]
         steps = count_words(sum(g.count for g in rest), "step")
@@ -87,8 +87,15 @@ def _skips(groups: Sequence[SkipGroup], options: Options) -> Table:
     return labelled(rows)
 
 
-def _skip(group: SkipGroup, options: Options) -> Text:
-    steps = f"step {group.first:,}" if group.count == 1 else f"steps {group.first:,} to {group.last:,}"
+def _skip(group: SkipGroup, batches: int, options: Options) -> Text:
+    steps = f"step {group.first:,}"
+    if group.count > 1:
+        steps = f"steps {group.first:,} to {group.last:,}"
+        if not group.in_a_row:
+            steps = f"{group.count:,} of {steps}"
+    if 0 < len(group.batches) < batches:
+        noun = "batch" if len(group.batches) == 1 else "batches"
+        steps += f", {noun} {listing(group.batches)},"
     scales = scale(group.first_scale)
     if group.count > 1:
         scales += f" .. {scale(group.last_scale)}"
@@ -96,7 +103,10 @@ def _skip(group: SkipGroup, options: Options) -> Text:
     if group.cause is not None:
         line.append_text(_cause(group.cause, options))
         line.append("\n")
-    return line.append_text(words(_gradients(group)))
+    line.append_text(words(_gradients(group)))
+    if group.at_any_scale:
+        line.append_text(words("; at any scale, and in FP32 too" if group.in_fp32_too else "; at any scale"))
+    return line
 
 
 def _cause(cause: Birth, options: Options) -> Text:
