@@ -33,6 +33,7 @@ def with_alternatives(trace: Trace, workload: Workload, plan: Plan, progress: Pr
     if (
         trace.interrupted
         or scales is None
+        or not scales.searched
         or scales.window is not None
         or not all(map(is_finite, references))
     ):

@@ -26,13 +26,12 @@ for path in {paths!r}:
 '''
 _SCALES = '''\
 class ScaledGradient(torch.autograd.Function):
-    """The tensor as it is, under autocast in FP32; its gradient times a factor."""
+    """The tensor, or in FP32; its gradient times a factor."""
 
     @staticmethod
-    def forward(ctx, x, factor, widens):
+    def forward(ctx, x, factor, wide):
         ctx.factor, ctx.dtype = factor, x.dtype
-        low = x.dtype in (torch.float16, torch.bfloat16)
-        return x.float() if widens and low else x.view_as(x)
+        return x.float() if wide else x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -43,18 +42,18 @@ def scale_apart(module, factor):
     """The module's backward runs at the loss scale times factor; outside it nothing changes."""
     inside = module.forward
 
-    def scaled(values, factor, widens):
-        return tree_map(
-            lambda v: (
-                ScaledGradient.apply(v, factor, widens) if torch.is_tensor(v) and v.requires_grad else v
-            ),
-            values,
-        )
+    def scaled(value, factor, widens):
+        if not torch.is_tensor(value):
+            return value
+        wide = widens and value.dtype in (torch.float16, torch.bfloat16)
+        if not value.requires_grad:
+            return value.float() if wide else value
+        return ScaledGradient.apply(value, factor, wide)
 
     def forward(*args, **kwargs):
-        args, kwargs = scaled((args, kwargs), 1 / factor, False)
+        args, kwargs = tree_map(lambda x: scaled(x, 1 / factor, False), (args, kwargs))
         widens = torch.is_autocast_enabled({device})
-        return scaled(inside(*args, **kwargs), factor, widens)
+        return tree_map(lambda y: scaled(y, factor, widens), inside(*args, **kwargs))
 
     module.forward = forward
     for parameter in module.parameters():

@@ -89,6 +89,9 @@ def scaled_apart(model: nn.Module, chosen: Sequence[ScaledModule], device: torch
 
 
 def _scaled(value: Any, factor: float, widens: bool) -> Any:
-    if not isinstance(value, Tensor) or not value.requires_grad:
+    if not isinstance(value, Tensor):
         return value
-    return _ScaledGradient.apply(value, factor, widens and value.dtype in _LOW)  # type: ignore[no-untyped-call]
+    wide = widens and value.dtype in _LOW
+    if not value.requires_grad:  # a checkpoint that recomputes the part later needs the same dtype
+        return value.float() if wide else value
+    return _ScaledGradient.apply(value, factor, wide)  # type: ignore[no-untyped-call]
