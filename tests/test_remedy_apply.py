@@ -199,7 +199,7 @@ def test_a_plan_survives_its_file(plan: TreatmentPlan, tmp_path: Path) -> None:
             r"scales: \['a'\] is not module paths, each with a number above 0",
         ),
         ("ampdoctor_plan: 1\nscales: {a: -1}", "is not module paths, each with a number above 0"),
-        ("[", "is not YAML"),
+        ("[", "not valid YAML"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(text: str, message: str, tmp_path: Path) -> None:
