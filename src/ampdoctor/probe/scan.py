@@ -31,6 +31,7 @@ from ampdoctor.probe.alternatives import with_alternatives
 from ampdoctor.probe.births.bad_tensors import bad_tensors, batch_size
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.cast_weights import blame_the_cast
+from ampdoctor.probe.births.low_scale import depends_on_scale, reach_as_at
 from ampdoctor.probe.births.newborn import Newborn
 from ampdoctor.probe.births.reference_twins import ReferenceWatch
 from ampdoctor.probe.births.second_look import SecondLook
@@ -45,13 +46,12 @@ from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.passes.precision import Precision, candidate, reference
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scale_search import ScaleSearch
-from ampdoctor.probe.search_allowed import backward_can_be_judged
+from ampdoctor.probe.search_allowed import backward_can_be_judged, needs_a_scale
 from ampdoctor.probe.stages import Progress, Stages
 from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.unrecorded import Absent
 from ampdoctor.scales.drift import has_parted
-from ampdoctor.scales.gradient_harm import harmed
 from ampdoctor.scales.recordings import is_finite
 
 _ROOT_SCALE = 1.0
@@ -248,7 +248,7 @@ class _Session:
     def _search_scale(self) -> None:
         if not self.plan.search_scale or not backward_can_be_judged(self.passes, self.births):
             return
-        if self.plan.scaler == "none" and not any(map(_needs_a_scale, self._candidates())):
+        if self.plan.scaler == "none" and not any(map(needs_a_scale, self._candidates())):
             return
         search = self._search()
         search.candidates = self._candidates()
@@ -306,12 +306,13 @@ class _Session:
     ) -> None:
         size = batch_size(batch)
         seen = []
-        in_backward = any(b.site is not None and b.site.phase == "backward" for b in look.births)
-        if in_backward and precision.loss_scale > _ROOT_SCALE and not self.interrupted:
+        high = precision.loss_scale > _ROOT_SCALE
+        if high and depends_on_scale(look.births) and not self.interrupted:
             # A scale that is too high overflows before the real fault shows: look at a low one first.
             root = self._look(batch, replace(precision, loss_scale=_ROOT_SCALE), raised)
             if root is not None:
-                births = [b for b in root.births if b.site is not None and b.site.phase == "backward"]
+                reach_as_at(look.births, root.births)
+                births = [b for b in root.births if b.in_phase("backward")]
                 seen.append(Seen(root, index, size, _ROOT_SCALE, births))
         seen.insert(0, Seen(look, index, size, precision.loss_scale, look.births))
         by_site: dict[Site, list[Newborn]] = collections.defaultdict(list)
@@ -371,11 +372,6 @@ def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:
         and (run.loss is None or bool(torch.isfinite(run.loss).all()))
         and all(bool(torch.isfinite(t).all()) for t in (*run.gradients.values(), *run.buffers.values()))
     )
-
-
-def _needs_a_scale(run: Pass) -> bool:
-    """Gradients that overflow, or that rounding took from a parameter."""
-    return not is_finite(run) or bool(harmed(run.parameters))
 
 
 def _with_counts(record: SiteRecord, counts: dict[Site, Any]) -> SiteRecord:

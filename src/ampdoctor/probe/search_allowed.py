@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ampdoctor.facts.trace import Birth, Pass
+from ampdoctor.scales.gradient_harm import harmed
+from ampdoctor.scales.recordings import is_finite
 
 
 def backward_can_be_judged(passes: Sequence[Pass], births: Sequence[Birth]) -> bool:
@@ -16,6 +18,11 @@ def backward_can_be_judged(passes: Sequence[Pass], births: Sequence[Birth]) -> b
         and bool(candidates)
         and all(p.backward_ran and p.raised is None for p in candidates)
     )
+
+
+def needs_a_scale(run: Pass) -> bool:
+    """Gradients that overflow, or that rounding took from a parameter."""
+    return not is_finite(run) or bool(harmed(run.parameters))
 
 
 def _spoils_every_scale(birth: Birth, passes: Sequence[Pass]) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Step
-from ampdoctor.facts.words import Origin, Value
+from ampdoctor.facts.words import Origin, Phase, Value
 from ampdoctor.probe.watch.locator import Place
 
 
@@ -54,6 +54,10 @@ class Newborn:
     reaches_loss: bool = False
     reaches_buffers: list[str] = field(default_factory=list)
     reaches_gradients: list[str] = field(default_factory=list)
+
+    def in_phase(self, phase: Phase) -> bool:
+        """An op of this phase made it."""
+        return self.site is not None and self.site.phase == phase
 
     @property
     def came_from_nowhere(self) -> bool:

@@ -208,16 +208,17 @@ class SecondLook(Observer):
         bad = [g for g in given if g.births]
         by_element = isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags
         by_element = by_element and all(broadcasts(g.values, out) for g in bad)
-        # The gradient of an op that made an infinity is that fault again, whatever its formula reads.
         same = frozenset(self._born_at.get(place.forward_order, ()))
-        arrived = same | {i for g in bad for i in g.births}
+        arrived = frozenset(i for g in bad for i in g.births)
         born: list[Newborn] = []
         for value, mask in _new_elements(op, readable(out), bad, by_element):
             scalars = [v for v in flat(arguments) if isinstance(v, float) and not math.isfinite(v)]
             if scalars and not (value == "nan" and all(math.isinf(v) for v in scalars)):
                 arrived |= {self._declare(place, order, out, mask, value)}
                 continue
-            if same:
+            if same and not (by_element and all(_lies_apart(self.births[i].mask, mask) for i in same)):
+                # The gradient of an op that made an infinity is that fault again, whatever its formula reads.
+                arrived |= same
                 continue
             parents = frozenset() if value == "inf" else _parents(mask, bad, by_element)
             if value == "nan" and any(self.births[p].origin == "op" for p in parents):
@@ -354,6 +355,11 @@ def _new_elements(op: Op, out: Tensor, bad: list[Given], by_element: bool) -> li
         return [(kind, mask) for kind, mask in new if bool(mask.any())]
     carried = op.name in _MOVES_VALUES or any(bool(torch.isnan(g.values).any()) for g in bad)
     return [] if carried or not bool(nan.any()) else [("nan", nan)]
+
+
+def _lies_apart(mask: Tensor, other: Tensor) -> bool:
+    """True for masks of one shape with no element in common."""
+    return mask.shape == other.shape and not bool((mask & other.to(mask.device)).any())
 
 
 def _parents(mask: Tensor, bad: list[Given], by_element: bool) -> frozenset[int]:
