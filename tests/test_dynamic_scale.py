@@ -79,7 +79,7 @@ def test_the_skips_are_information() -> None:
     (finding,) = [f for f in report.findings if not f.code.startswith("AMP9")]
     assert (finding.code, finding.severity, finding.module) == ("AMP205", "info", "")
     assert finding.message.startswith(
-        "GradScaler skips 3 steps and settles at 2^13: above it the backward of top-level code overflows."
+        "GradScaler skips 3 steps and settles at 2^13: above 8,192 the backward of _to_copy in "
     )
     assert finding.remedy == "Nothing; torch.amp.GradScaler(init_scale=4096) saves those steps."
     for name in ("text", "markdown", "html"):
@@ -253,3 +253,82 @@ def test_a_healthy_model_is_clean_and_passes_the_gate(name: str, dtype: str) -> 
     report = scan_live(build(), batch(), step, precision=dtype, device="cpu")  # type: ignore[operator]
     assert (report.verdict, warnings_of(report)) == ("clean", [])
     assert evaluate(report, GateRules(scale_in_window=True)).gate.status == "passed"  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- what the report says of the search
+
+
+def test_the_ends_of_the_window_that_were_run_are_told() -> None:
+    _, report = steep(4.0)  # 2^0 .. 2^12: both were run to find it
+    assert report.loss_scale.ends_run == (True, True)
+    assert "run: the low end, 2^0, and the high end, 2^12" in shown(report, "text")
+    # past 2^24 nothing is recommended, and so the end is not run
+    _, report = steep(2.0**-12)
+    assert report.loss_scale.window == (1.0, 2.0**26)
+    assert report.loss_scale.ends_run == (True, False)
+    assert "predicted: the high end, 2^26" in shown(report, "text")
+
+
+def test_a_report_without_a_search_says_why() -> None:
+    def detached(model: nn.Module, batch: Tensor) -> Tensor:
+        return loss_of(model, batch).detach()
+
+    def overflow(model: nn.Module, batch: Tensor) -> Tensor:
+        loss: Tensor = (model(batch) * 70_000.0).float().sum()
+        return loss
+
+    reasons = {
+        step: scan(Weight(), torch.ones(1, 1), step, **plan)[1].loss_scale.not_searched
+        for step, plan in ((detached, {}), (overflow, {}), (loss_of, {"scaler": "none", "loss_scale": 1.0}))
+    }
+    assert list(reasons.values()) == ["no-gradients", "fault-at-every-scale", "no-scale-needed"]
+    _, report = scan(Weight(), torch.ones(1, 1), overflow)
+    assert "other scales were not tried: every scale has the fault" in shown(report, "text")
+    assert report.to_dict()["loss_scale"]["not_searched"] == "fault-at-every-scale"
+    assert steep(4.0)[1].loss_scale.not_searched is None
+
+
+def test_what_overflows_first_is_named_alike_by_both_findings() -> None:
+    # At 2^20 the first cast of backward overflows; as the scale rises, what comes last does.
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loud, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+            nn.init.constant_(self.head.weight, 64.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.loud(x))
+            return out
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        loss: Tensor = model(batch).float().sum()
+        return loss
+
+    _, report = scan(Towers(), torch.ones(2, 4), step, loss_scale=2.0**20)
+    by_code = {f.code: f for f in report.findings}
+    first, window = by_code["AMP201"], by_code["AMP205"]
+    # The gradient of loud's weights, 2 samples * 4 outputs * 64, times 2^7 is 2^16.
+    limit = "bove 64 the backward of addmm in loud"
+    assert limit in first.message and limit in window.message
+    assert (first.module, first.op, first.source) == (window.module, window.op, window.source)
+
+
+def test_an_infinity_that_is_selected_away_is_not_what_a_scale_too_high_overflows_by() -> None:
+    class Selected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            huge = h * 1e6
+            out: Tensor = self.b(torch.where(huge.abs() < 100, huge, h))
+            return out
+
+    torch.manual_seed(0)
+    model, x = Selected(), torch.randn(6, 4)
+    for loss_scale, verdict in ((1024.0, "clean"), (2.0**24, "backward-overflow")):
+        trace, report = scan(model, x, loss_of, loss_scale=loss_scale)
+        assert [b.site.op for b in trace.births if b.site and b.site.phase == "forward"] == ["aten::mul"]
+        assert report.verdict == verdict
+        assert report.loss_scale.window is not None

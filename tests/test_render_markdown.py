@@ -64,6 +64,7 @@ top level nll\\_loss\\_forward -&gt; loss and 1 gradient (w) |
 
 - **Loss** FP16 nan · FP32 2
 - **Loss scale** configured 65,536: no other helps: the fault is in forward
+- other scales were not tried: every scale has the fault
 
 ### Findings
 

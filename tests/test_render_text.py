@@ -87,6 +87,7 @@ REPORT = """\
  Loss       FP16 nan   FP32 2
 
  Loss scale configured 65,536   no other helps: the fault is in forward
+            other scales were not tried: every scale has the fault
 
  Findings   error AMP101 forward overflow   blocks.1.ff.wo   model.py:33
               The exact value is 66,246; FP16 ends at 65,504. Only sample 0 of 2

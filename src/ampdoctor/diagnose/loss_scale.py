@@ -10,8 +10,10 @@ from ampdoctor.diagnose.report import LossScale
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.trace import Trace
+from ampdoctor.facts.words import NotSearched
 from ampdoctor.scales.powers_of_two import GradientTensor, is_power_of_two
 from ampdoctor.scales.reading import Alternative, ScaleReading, Window
+from ampdoctor.scales.search_allowed import why_not_searched
 
 
 def loss_scale_of(reading: Reading) -> LossScale:
@@ -19,12 +21,13 @@ def loss_scale_of(reading: Reading) -> LossScale:
     trace, scales = reading.trace, reading.scales
     known = _configured(trace)
     if scales is None:
-        return known
+        return replace(known, not_searched=_why_not(trace))
     window = scales.window
     return replace(
         known,
         recommended=None if scales.recommended is None else 2.0**scales.recommended,
         window=None if window is None else _scales(window),
+        ends_run=None if window is None else (_works(scales, window.low), _works(scales, window.high)),
         limited_by=_limits(scales),
         verified=scales.verified,
         underflow_fraction=_underflow(scales, known.judged),
@@ -47,6 +50,19 @@ def _configured(trace: Trace) -> LossScale:
         skips=settling.skips if settling else None,
         settles_at=settling.loss_scale if settling else None,
     )
+
+
+def _why_not(trace: Trace) -> NotSearched:
+    if trace.interrupted:
+        return "interrupted"
+    if trace.scale_runs:
+        return "nothing-rounds"
+    return why_not_searched(trace.passes, trace.births, trace.environment.scaler) or "not-asked"
+
+
+def _works(scales: ScaleReading, exponent: int) -> bool:
+    """Every batch was run there and is finite."""
+    return any(run.finite and run.loss_scale == 2.0**exponent for run in scales.runs)
 
 
 def _scales(window: Window) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.site import Source
 from ampdoctor.facts.trace import OperandFact, Step, ZeroOrigin
-from ampdoctor.facts.words import Cause, Phase, Severity, Value, Verdict
+from ampdoctor.facts.words import Cause, NotSearched, Phase, Severity, Value, Verdict
 
 SCHEMA = "ampdoctor.report/1"
 
@@ -227,6 +227,11 @@ class LossScale:
     """Steps that a dynamic scaler skips until it settles; None where it does not, and for other scalers."""
     settles_at: float | None = None
     """The scale at which it does: the one that is judged."""
+    ends_run: tuple[bool, bool] | None = None
+    """[lowest, highest] of the window was run on every batch; what was not is read from the histograms. None
+    without a window."""
+    not_searched: NotSearched | None = None
+    """Why no other scales were tried; None where they were."""
 
     @property
     def judged(self) -> float:

@@ -17,6 +17,19 @@ AUTOCASTS: frozenset[Mode] = frozenset(("autocast",))
 CASTS_WEIGHTS: frozenset[Mode] = frozenset(("half",))
 """Modes in which weights, buffers and batch are cast before anything runs."""
 
+NotSearched = Literal[
+    "interrupted",
+    "raised",
+    "no-gradients",
+    "fault-at-every-scale",
+    "no-scale-needed",
+    "nothing-rounds",
+    "not-asked",
+]
+"""Why no other loss scales were tried: the scan or the model stopped; backward made no gradients; a fault of
+the forward or the data spoils them at every scale; there is no scaler and nothing needs one; no gradient is
+of low precision; a search was not asked for."""
+
 Scaler = Literal["dynamic", "fixed", "none"]
 """What sets the loss scale: a GradScaler that halves it at each infinity; the user, once for all; nothing."""
 

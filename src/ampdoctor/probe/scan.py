@@ -46,13 +46,13 @@ from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.passes.precision import Precision, candidate, reference
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scale_search import ScaleSearch
-from ampdoctor.probe.search_allowed import backward_can_be_judged, needs_a_scale
 from ampdoctor.probe.stages import Progress, Stages
 from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.unrecorded import Absent
 from ampdoctor.scales.drift import has_parted
 from ampdoctor.scales.recordings import is_finite
+from ampdoctor.scales.search_allowed import why_not_searched
 
 _ROOT_SCALE = 1.0
 """The scale at which backward is looked at for a fault that a high scale hides."""
@@ -246,9 +246,7 @@ class _Session:
         return self.search
 
     def _search_scale(self) -> None:
-        if not self.plan.search_scale or not backward_can_be_judged(self.passes, self.births):
-            return
-        if self.plan.scaler == "none" and not any(map(needs_a_scale, self._candidates())):
+        if not self.plan.search_scale or why_not_searched(self.passes, self.births, self.plan.scaler):
             return
         search = self._search()
         search.candidates = self._candidates()

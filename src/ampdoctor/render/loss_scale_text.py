@@ -9,9 +9,21 @@ from rich.console import Group
 
 from ampdoctor.diagnose.report import LossScale, Report
 from ampdoctor.diagnose.wording import percent, place, power, scale, settling_words, short_op
+from ampdoctor.facts.words import NotSearched
 from ampdoctor.render.words import words
 
 _IN_FORWARD = ("forward-overflow", "forward-underflow", "forward-undefined", "bad-input", "raises")
+
+
+_NOT_SEARCHED: dict[NotSearched, str] = {
+    "interrupted": "the scan was interrupted",
+    "raised": "the model raised",
+    "no-gradients": "there are no gradients",
+    "fault-at-every-scale": "every scale has the fault",
+    "no-scale-needed": "there is no scaler, and no parameter needs one",
+    "nothing-rounds": "no gradient is of low precision",
+    "not-asked": "not asked for",
+}
 
 
 def loss_scale_section(report: Report) -> Group:
@@ -72,11 +84,28 @@ def window_parts(loss_scale: LossScale) -> tuple[str, ...]:
     return f"{power(low)} .. {power(high)}", f"recommended {scale(recommended)}, {proof}"
 
 
+def _ends(loss_scale: LossScale) -> Iterator[str]:
+    """``run: the low end, 2^0, and the high end, 2^12``; the same of the ends that were predicted."""
+    if loss_scale.window is None or loss_scale.ends_run is None:
+        return
+    ends = list(zip(("low", "high"), loss_scale.window, loss_scale.ends_run, strict=True))
+    for word, was_run in (("run", True), ("predicted", False)):
+        named = [f"the {name} end, {power(end)}" for name, end, run in ends if run is was_run]
+        if named:
+            yield f"{word}: {', and '.join(named)}"
+
+
 def limit_lines(loss_scale: LossScale) -> Iterator[str]:
-    """What limits the window at its ends; where there is none, what would help."""
+    """Which ends of the window were run, and what limits it there; where there is none, what would help.
+
+    Where no other scale was tried, why.
+    """
+    if loss_scale.not_searched is not None:
+        yield f"other scales were not tried: {_NOT_SEARCHED[loss_scale.not_searched]}"
     if not loss_scale.searched:
         return
     if loss_scale.window is not None:
+        yield from _ends(loss_scale)
         yield from _limits(loss_scale, "")
         return
     if loss_scale.limited_by is not None:

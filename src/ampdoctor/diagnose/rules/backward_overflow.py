@@ -35,6 +35,7 @@ from ampdoctor.diagnose.birth_findings import births_of, findings_by_place, over
 from ampdoctor.diagnose.cause import RANGE
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
+from ampdoctor.diagnose.scale_limit import limit_words
 from ampdoctor.diagnose.standing import JudgedBirth
 from ampdoctor.diagnose.verdict import Reading, overflows_at_any_scale
 from ampdoctor.diagnose.wording import scale, short_op
@@ -51,7 +52,11 @@ def check(reading: Reading) -> Iterable[Finding]:
     only_here = [j for j in births if _place(j) not in at_any_scale]
     scaler_halves_it = reading.trace.environment.scaler == "dynamic"
     severity = _SEVERITIES.get(reading.verdict, "info" if scaler_halves_it else "warning")
-    return findings_by_place(CODE, TITLE, only_here, _message, lambda j: _remedy(reading, j), severity)
+    limit = limit_words(reading.scales) if reading.scales is not None else ""
+    limit = f" {limit[0].upper()}{limit[1:]}." if limit else ""
+    return findings_by_place(
+        CODE, TITLE, only_here, lambda j: _message(j) + limit, lambda j: _remedy(reading, j), severity
+    )
 
 
 def _place(judged: JudgedBirth) -> tuple[int, str]:

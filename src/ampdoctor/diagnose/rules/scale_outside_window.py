@@ -34,6 +34,7 @@ from collections.abc import Iterable
 from ampdoctor.diagnose.amounts import outside_window
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
+from ampdoctor.diagnose.scale_limit import limit_words
 from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import place, scale, settling_words
 from ampdoctor.facts.environment import Settling
@@ -54,13 +55,16 @@ def check(reading: Reading) -> Iterable[Finding]:
         return  # a dynamic scaler goes up to the first overflow and back, and needs no margin
     harmful = reading.verdict in ("backward-overflow", "gradient-underflow")
     limit = scales.high_limit if configured > high else scales.low_limit
+    born = reading.basis.birth if reading.basis and reading.verdict == "backward-overflow" else None
+    site = born.site if born is not None else limit.site if limit else None
+    source = born.line if born is not None else limit.source if limit else None
     yield Finding(
         code=CODE,
         severity="warning" if harmful else "info",
         title=TITLE,
-        module=limit.site.module if limit else "",
-        op=limit.site.op if limit else "",
-        source=limit.source if limit else None,
+        module=site.module if site else "",
+        op=site.op if site else "",
+        source=source,
         message=_message(configured, scales, scales.window, limit),
         evidence={
             "configured": configured,
@@ -79,7 +83,7 @@ def _settles(settling: Settling, start: float, scales: ScaleReading, window: Win
     """Information: the ordinary back-off of a scaler that starts above the window."""
     limit = scales.high_limit
     skips = settling_words(settling.skips, settling.loss_scale)
-    where = f": above it the backward of {place(limit.site.module)} overflows" if limit else ""
+    where = f": {limit_words(scales)}" if limit else ""
     return Finding(
         code=CODE,
         severity="info",
@@ -111,10 +115,10 @@ def _message(configured: float, scales: ScaleReading, window: Window, limit: Gra
         return f"{scale(configured)} is {bits:.0f} bits too low ({works}): gradients become zero{where}."
     if scales.ceiling is not None and configured > 2.0**scales.ceiling:
         bits = math.log2(configured) - window.high
-        return f"{scale(configured)} is {bits:.0f} bits too high ({works}): overflow{where}."
+        return f"{scale(configured)} is {bits:.0f} bits too high ({works}): {limit_words(scales)}."
     return (
-        f"{scale(configured)} does not overflow, but lies in the margin below the first overflow{where} "
-        f"({works})."
+        f"{scale(configured)} does not overflow, but lies in the margin below the first overflow ({works}): "
+        f"{limit_words(scales)}."
     )
 
 

@@ -1,4 +1,4 @@
-"""What stops the search for loss scales: a fault that every scale has."""
+"""Whether loss scales are worth a search, and why they are not."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 from collections.abc import Sequence
 
 from ampdoctor.facts.trace import Birth, Pass
+from ampdoctor.facts.words import NotSearched, Scaler
 from ampdoctor.scales.gradient_harm import harmed
 from ampdoctor.scales.recordings import is_finite
 
 
-def backward_can_be_judged(passes: Sequence[Pass], births: Sequence[Birth]) -> bool:
-    """Every batch has gradients, and no fault of the forward or the data spoils them."""
+def why_not_searched(passes: Sequence[Pass], births: Sequence[Birth], scaler: Scaler) -> NotSearched | None:
+    """What makes a search useless or needless; None where every batch has gradients that a scale may help."""
     candidates = [p for p in passes if p.role == "candidate"]
-    return (
-        not any(_spoils_every_scale(b, passes) for b in births)
-        and bool(candidates)
-        and all(p.backward_ran and p.raised is None for p in candidates)
-    )
-
-
-def needs_a_scale(run: Pass) -> bool:
-    """Gradients that overflow, or that rounding took from a parameter."""
-    return not is_finite(run) or bool(harmed(run.parameters))
+    if any(p.raised is not None for p in candidates):
+        return "raised"
+    if not candidates or not all(p.backward_ran for p in candidates):
+        return "no-gradients"
+    if any(_spoils_every_scale(b, passes) for b in births):
+        return "fault-at-every-scale"
+    if scaler == "none" and all(is_finite(p) and not harmed(p.parameters) for p in candidates):
+        return "no-scale-needed"
+    return None
 
 
 def _spoils_every_scale(birth: Birth, passes: Sequence[Pass]) -> bool:
