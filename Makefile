@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 DEMO := sample_configs/t5_ffn_overflow.yaml
 
-.PHONY: demo test dev lint samples picture schemas benchmark clean
+.PHONY: demo test test-all dev lint samples picture schemas benchmark clean
 
 demo: $(VENV)/.user
 	$(BIN)/ampdoctor scan $(DEMO)
@@ -19,6 +19,10 @@ demo: $(VENV)/.user
 # One thread for each of the processes: together they have as many as there are jobs.
 test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+# The same with fifty times as many files made by chance.
+test-all: dev
+	AMPDOCTOR_FUZZ=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 dev: $(VENV)/.developer
 

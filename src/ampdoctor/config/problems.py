@@ -66,10 +66,25 @@ def _line(document: Document, path: KeyPath) -> int:
     return next((document.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in document.lines), 0)
 
 
+_MARKS = {
+    "<target>",
+    "<file>",
+    "<synthetic>",
+    "<builtin>",
+    "<none>",
+    "<dynamic>",
+    "<start>",
+    "<number>",
+    "[key]",
+}
+"""In pydantic's paths: the tags of our unions' members, and its own mark for a mapping's key."""
+
+
 def _path(error: ErrorDetails) -> KeyPath:
-    # '<target>' is the tag of a union's member, '[key]' pydantic's mark for a mapping's key.
-    parts = tuple(str(part) for part in error["loc"])
-    return tuple(part for part in parts if not part.startswith("<") and part != "[key]")
+    # An unknown key is the user's own word, whatever it looks like.
+    parts = [str(part) for part in error["loc"]]
+    own = [parts.pop()] if error["type"] == "extra_forbidden" and parts else []
+    return (*(part for part in parts if part not in _MARKS), *own)
 
 
 def _sentence(path: KeyPath, error: ErrorDetails, document: Document) -> str:

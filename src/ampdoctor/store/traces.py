@@ -38,6 +38,11 @@ def read_trace(path: Path) -> Trace:
         raise FileError(f"is not a trace: it cannot be unpacked ({error})") from error
     if len(data) > _LARGEST:
         raise TooLarge(path, _LARGEST)
+    return parse_trace(data)
+
+
+def parse_trace(data: bytes) -> Trace:
+    """The trace that the JSON holds. Raises FileError."""
     trace = from_bytes(Trace, data, SCHEMA)
     _check_values(trace)
     return trace
