@@ -47,7 +47,7 @@ def scale(value: float) -> str:
         exponent = math.log2(value)
         if exponent.is_integer():
             return f"2^{int(exponent)}"
-    return f"{value:,.0f}" if value == int(value) else number(value)
+    return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else number(value)
 
 
 def power(value: float) -> str:

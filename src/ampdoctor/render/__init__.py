@@ -71,7 +71,7 @@ TABLE: dict[str, Format] = {
     "github": Format(github.render, github.render_many),
     "junit": Format(junit.render, junit.render_many, package="junitparser"),
     "sarif": Format(sarif.render, sarif.render_many),
-    "html": Format(html.render, html.render_many),
+    "html": Format(html.render, html.render_many, run=html.render_run),
     "csv": Format(gradients=gradients.render_csv),
 }
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ampdoctor.render.html.page import fragment, render, render_many
+from ampdoctor.render.html.page import fragment, render, render_many, render_run
 
-__all__ = ["fragment", "render", "render_many"]
+__all__ = ["fragment", "render", "render_many", "render_run"]

@@ -11,11 +11,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ampdoctor.diagnose.report import Report
+from ampdoctor.diagnose.run_report import RunReport
 from ampdoctor.diagnose.wording import count_words, number, percent, place, power, scale, short_op
 from ampdoctor.render.fault_text import operand_words, value_lines
 from ampdoctor.render.findings_text import waiver_words
 from ampdoctor.render.html import view
 from ampdoctor.render.html.charts import gradient_chart, sweep_chart
+from ampdoctor.render.html.timeline import timeline
 from ampdoctor.render.layer_columns import COLUMNS, name_of, used
 from ampdoctor.render.loss_scale_text import (
     configured_words,
@@ -49,14 +51,32 @@ def render_many(reports: Sequence[Report], options: Options) -> str:
     """One page with every report in it, under a list of what they say where there are several."""
     views = [_view(report, options) for report in reports]
     first = f"{views[0]['head']} {views[0]['environment'].title}"
+    title = first if len(views) == 1 else f"{len(views)} scans"
+    return _page(title, views, [_body(view) for view in views])
+
+
+def render_run(report: RunReport, options: Options) -> str:
+    """One page: the run with its curves and what is wrong in its loop, then each step that was examined."""
+    view = {
+        **_common(report, options),
+        "timeline": timeline(report.timeline),
+        "examined": report.examined,
+        "tone": "good" if report.sound else "bad" if report.done else "unsure",
+        "fault": None,
+    }
+    bodies = [_filled("run.html", view), *(_body(_view(e.report, options)) for e in report.examined)]
+    return _page(f"{view['head']} {report.script}", [], bodies)
+
+
+def _page(title: str, views: Sequence[Mapping[str, Any]], bodies: Sequence[Markup]) -> str:
     script = _asset("page.js")
     return (
         _templates()
         .get_template("page.html")
         .render(
-            title=f"{first if len(views) == 1 else f'{len(views)} scans'} · ampdoctor",
+            title=f"{title} · ampdoctor",
             views=views,
-            bodies=[_body(view) for view in views],
+            bodies=bodies,
             css=_asset("page.css"),
             script=script,
             digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -72,26 +92,37 @@ def fragment(report: Report, options: Options | None = None) -> str:
 
 
 def _body(view: Mapping[str, Any]) -> Markup:
+    return _filled("report.html", view)
+
+
+def _filled(template: str, view: Mapping[str, Any]) -> Markup:
     from markupsafe import Markup
 
-    return Markup(_templates().get_template("report.html").render(view))
+    return Markup(_templates().get_template(template).render(view))
+
+
+def _common(report: Report | RunReport, options: Options) -> dict[str, Any]:
+    """What the templates of a scan and of a run both name."""
+    return {
+        "report": report,
+        "head": report.headline.head,
+        "rest": report.headline.rest,
+        "excerpt": options.excerpt,
+        "at": lambda source: source_words(source, options),
+    }
 
 
 def _view(report: Report, options: Options) -> dict[str, Any]:
     """Everything that the templates name."""
     return {
-        "report": report,
+        **_common(report, options),
         "fault": report.first_fault,
         "environment": report.environment,
         "where": environment_words(report.environment, options),
-        "head": report.headline.head,
-        "rest": report.headline.rest,
         "tone": _TONE.get(report.verdict, "bad"),
         "sweep": sweep_chart(report),
         "gradients": gradient_chart(report),
         "rows": _ROWS,
-        "excerpt": options.excerpt,
-        "at": lambda source: source_words(source, options),
     }
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from ampdoctor.diagnose.loop.rules import LOOP_RULES
 from ampdoctor.diagnose.report import Finding, FirstFault, ParameterRow, Report
 from ampdoctor.diagnose.rules import RULES
+from ampdoctor.diagnose.run_report import RunReport
 from ampdoctor.diagnose.wording import count_words, listing, number, place, short_op
 from ampdoctor.facts.site import Source
 from ampdoctor.render.html.rule_sections import Section, sections
@@ -74,9 +76,10 @@ def ends(fault: FirstFault) -> tuple[tuple[str, str], ...]:
     return tuple(arrives)
 
 
-def cards(report: Report) -> tuple[Card, ...]:
+def cards(report: Report | RunReport) -> tuple[Card, ...]:
     """The findings in the report's order, information of one rule together, each rule's page once."""
     pages = {rule.code: sections(rule.page) for rule in RULES}
+    pages |= {rule.code: sections(rule.page) for rule in LOOP_RULES}
     groups: list[list[Finding]] = []
     informing: dict[str, list[Finding]] = {}
     for finding in report.findings:
