@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.facts.trace import Trace, ZeroOrigin
-from ampdoctor.files import TooLarge
+from ampdoctor.files import TooLarge, write_atomically
 from ampdoctor.store.codec import FileError, from_bytes, to_bytes
 from ampdoctor.store.traces import SCHEMA, read_trace, write_trace
 from trace_builder import bad_tensor, birth, candidate, raised, record, reference, step, trace
@@ -223,3 +225,24 @@ def test_a_file_that_unpacks_without_end_is_not_unpacked(
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(1_000_000)))
     with pytest.raises(TooLarge):
         read_trace(tmp_path / "bomb.gz")
+
+
+@pytest.mark.parametrize("at", ["write_bytes", "replace"])
+def test_a_process_killed_while_it_writes_leaves_the_old_file(at: str, tmp_path: Path) -> None:
+    """SIGKILL inside the write, and between the write and the exchange of the files."""
+    path = tmp_path / "trace.json"
+    path.write_text("old")
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from ampdoctor.files import write_atomically\n"
+        "def killed(self, data):\n"
+        "    if sys.argv[2] == 'write_bytes': self.open('wb').write(data[:3])\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "setattr(Path, sys.argv[2], killed)\n"
+        "write_atomically(Path(sys.argv[1]), b'new and longer')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(path), at], check=False)
+    assert (ended.returncode, path.read_text()) == (-9, "old")
+    write_atomically(path, b"new")
+    assert path.read_text() == "new"
