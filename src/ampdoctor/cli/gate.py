@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ampdoctor.cli.shared_options import Debug, PlanFile, Quiet
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP
 from ampdoctor.cli.workloads import Script, ScriptFile, StepNumber
 from ampdoctor.errors import ConfigError
@@ -48,9 +49,9 @@ def gate(
         int | None, typer.Option("--steps", help="Of a script: stop after so many steps.", min=1)
     ] = None,
     step: StepNumber = None,
-    plan: Annotated[Path | None, typer.Option(help="Measure under this plan.yaml of `prescribe`.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    plan: PlanFile = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Fail a build where a model overflows, breaks a limit, or is worse than its baseline.
 

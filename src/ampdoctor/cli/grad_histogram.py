@@ -16,6 +16,7 @@ from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document, write_file
 from ampdoctor.cli.report import read_saved
+from ampdoctor.cli.shared_options import ConfigFile, DataTarget, Debug, ModelTarget, Overrides, Quiet
 from ampdoctor.cli.workloads import (
     Backward,
     Script,
@@ -48,16 +49,11 @@ _LARGEST_SCALE = 64
 
 def grad_histogram(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Without a config: file.py:name of the model.")] = None,
-    data: Annotated[str | None, typer.Option(help="file.py:name of a batch, or a file of tensors.")] = None,
+    config: ConfigFile = None,
+    model: ModelTarget = None,
+    data: DataTarget = None,
     loss: Annotated[str | None, typer.Option(help="file.py:name, or a built-in loss's name.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
-    ] = None,
+    set_: Overrides = None,
     script: ScriptFile = None,
     step: StepNumber = None,
     backward: Backward = None,
@@ -86,8 +82,8 @@ def grad_histogram(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
     png: Annotated[Path | None, typer.Option(help="Draw a picture too. Needs matplotlib.")] = None,
     svg: Annotated[Path | None, typer.Option(help="The same, as SVG.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Show where gradients lie in FP16's range, and what a loss scale does to them.
 

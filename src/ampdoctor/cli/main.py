@@ -15,6 +15,7 @@ from ampdoctor.cli import explain, gate, grad_histogram, init, prescribe, report
 from ampdoctor.cli import run as run_command
 from ampdoctor.cli.exits import FAILED, INTERRUPTED, OK, USAGE, Stop
 from ampdoctor.cli.failure import bare_words, drop, exit_words, explain_error, fail, own_bug, say
+from ampdoctor.cli.shared_options import Debug
 from ampdoctor.errors import AmpDoctorError
 from ampdoctor.version import VERSION
 
@@ -49,7 +50,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Options of every command; ``--debug`` is read by ``main`` itself."""
 

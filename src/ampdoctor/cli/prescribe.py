@@ -10,6 +10,7 @@ import typer
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document, write_file
 from ampdoctor.cli.progress import progress_bar
+from ampdoctor.cli.shared_options import ConfigFile, Debug, Overrides, Quiet
 from ampdoctor.cli.user_output import user_output_to_stderr
 from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, opened, source_of
 from ampdoctor.errors import ConfigError
@@ -17,13 +18,8 @@ from ampdoctor.errors import ConfigError
 
 def prescribe(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
-    ] = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
     script: ScriptFile = None,
     step: StepNumber = None,
     backward: Backward = None,
@@ -36,8 +32,8 @@ def prescribe(
     show: Annotated[
         str | None, typer.Option(metavar="code", help="Print the best treatment as lines to paste.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Find the smallest change that cures what a scan finds, and prove it.
 

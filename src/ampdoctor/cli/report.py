@@ -9,6 +9,7 @@ import typer
 
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
+from ampdoctor.cli.shared_options import Debug
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.trace import Trace
@@ -24,7 +25,7 @@ def report(
         list[str] | None, typer.Option("--output", "-o", metavar="[FORMAT=]FILE", help=OUTPUT_HELP)
     ] = None,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Print the report of a saved trace, without running anything."""
     sinks = sinks_of(format_, output)

@@ -14,6 +14,7 @@ from ampdoctor.cli.clock import today
 from ampdoctor.cli.failure import show
 from ampdoctor.cli.output import check_writable, drawing, write_document
 from ampdoctor.cli.scan import save_trace
+from ampdoctor.cli.shared_options import Debug
 from ampdoctor.cli.sinks import FORMAT_HELP, Sink, sinks_of
 from ampdoctor.errors import ConfigError
 
@@ -48,7 +49,7 @@ def run(
         typer.Option("--output", "-o", metavar="[FORMAT=]FILE", help="Write to this file, not to stderr."),
     ] = None,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> int:
     """Run a training script as python would, and examine its loop and its first step.
 

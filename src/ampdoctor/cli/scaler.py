@@ -15,6 +15,7 @@ from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document
 from ampdoctor.cli.progress import progress_bar
 from ampdoctor.cli.repository import path_from_here
+from ampdoctor.cli.shared_options import ConfigFile, Debug, Overrides, Quiet
 from ampdoctor.cli.user_output import user_output_to_stderr
 from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, opened, source_of
 from ampdoctor.errors import ConfigError
@@ -35,10 +36,7 @@ _TORCH = POLICIES["torch"]
 
 def scaler(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
-    ] = None,
+    config: ConfigFile = None,
     steps: Annotated[int, typer.Option(help="Training steps to take.", min=1)] = 200,
     init_scale: Annotated[
         str, typer.Option(help="GradScaler's first scale, 1024 or 2^10.")
@@ -58,9 +56,7 @@ def scaler(
             show_default="all",
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
-    ] = None,
+    set_: Overrides = None,
     script: ScriptFile = None,
     step: StepNumber = None,
     backward: Backward = None,
@@ -68,8 +64,8 @@ def scaler(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the report to this file.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Show what a dynamic loss scale does with this model.
 

@@ -11,6 +11,15 @@ from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_writable
 from ampdoctor.cli.repository import path_from_here
+from ampdoctor.cli.shared_options import (
+    ConfigFile,
+    DataTarget,
+    Debug,
+    ModelTarget,
+    Overrides,
+    PlanFile,
+    Quiet,
+)
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
 from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, run_probe, source_of
 from ampdoctor.errors import ConfigError
@@ -20,16 +29,11 @@ from ampdoctor.store.traces import write_trace
 
 def scan(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="The config; ampdoctor.yaml where it is left out.", show_default=False),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Without a config: file.py:name of the model.")] = None,
-    data: Annotated[str | None, typer.Option(help="file.py:name of a batch, or a file of tensors.")] = None,
+    config: ConfigFile = None,
+    model: ModelTarget = None,
+    data: DataTarget = None,
     loss: Annotated[str | None, typer.Option(help="file.py:name, a built-in loss's name, or none.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
-    ] = None,
+    set_: Overrides = None,
     script: ScriptFile = None,
     step: StepNumber = None,
     backward: Backward = None,
@@ -37,7 +41,7 @@ def scan(
     output: Annotated[
         list[str] | None, typer.Option("--output", "-o", metavar="[FORMAT=]FILE", help=OUTPUT_HELP)
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Measure under this plan.yaml of `prescribe`.")] = None,
+    plan: PlanFile = None,
     after_steps: Annotated[
         int | None,
         typer.Option(help="Train so many steps first, as `scaler` does; scan what is then.", min=0),
@@ -46,8 +50,8 @@ def scan(
         Path | None, typer.Option(help="Keep the trace, for `ampdoctor report` (.json or .json.gz).")
     ] = None,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
 ) -> None:
     """Find where the first bad value is born, and why.
 

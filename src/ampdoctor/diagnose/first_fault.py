@@ -71,7 +71,6 @@ def _from_birth(judged: JudgedBirth, reading: Reading) -> FirstFault:
         reaches_gradients=judged.reaches_gradients,
         spoils_buffers=judged.spoils_buffers,
         absorbed_at=birth.absorbed_at,
-        tensor="",
     )
 
 
@@ -96,15 +95,8 @@ def _from_input(judged: JudgedBirth, reading: Reading) -> FirstFault:
         count=(bad.nan or bad.inf) if bad else birth.count,
         batch=birth.batch,
         samples=birth.samples,
-        exact_value=None,
-        reference_value=None,
         fp32_also_fails=True,
         loss_scale=birth.loss_scale,
-        inputs=(),
-        implicit_cast=False,
-        constant=None,
-        forward_op="",
-        root=None,
         path=birth.path,
         reaches_loss=judged.reaches_loss,
         reaches_gradients=judged.reaches_gradients,
@@ -128,21 +120,9 @@ def _from_raised(candidate: Pass, raised: Raised, reading: Reading) -> FirstFaul
         index=None,
         count=None,
         batch=candidate.batch,
-        samples=None,
         exact_value=raised.constant,
-        reference_value=None,
-        fp32_also_fails=False,
         loss_scale=candidate.loss_scale,
-        inputs=(),
-        implicit_cast=False,
         constant=raised.constant,
-        forward_op="",
-        root=None,
-        path=(),
-        reaches_loss=False,
-        reaches_gradients=(),
-        absorbed_at=None,
-        tensor="",
     )
 
 
@@ -166,21 +146,11 @@ def _from_step(reading: Reading) -> FirstFault | None:
         index=birth.index,
         count=birth.count,
         batch=birth.batch,
-        samples=None,
         exact_value=birth.exact_value,
-        reference_value=None,
-        fp32_also_fails=False,
         loss_scale=step.loss_scale,
         inputs=birth.operands,
         implicit_cast=birth.implicit_cast,
         constant=birth.constant,
-        forward_op="",
-        root=None,
-        path=(),
-        reaches_loss=False,
-        reaches_gradients=(),
-        absorbed_at=None,
-        tensor="",
     )
 
 

@@ -62,7 +62,7 @@ class Finding:
     stream of values."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FirstFault:
     """Where the first bad value that matters is born, and why."""
 
@@ -82,25 +82,25 @@ class FirstFault:
     count: int | None
     """Elements born bad, of ``numel``."""
     batch: int
-    samples: tuple[int, ...] | None
-    exact_value: float | None
+    samples: tuple[int, ...] | None = None
+    exact_value: float | None = None
     """What the element should have been."""
-    reference_value: float | None
+    reference_value: float | None = None
     """What it was in the FP32 pass."""
-    fp32_also_fails: bool
+    fp32_also_fails: bool = False
     """FP32 has it at the same place; or, of a value out of an op's domain, ends non-finite as well."""
     loss_scale: float
-    inputs: tuple[OperandFact, ...]
-    implicit_cast: bool
-    constant: float | None
-    forward_op: str
-    root: ZeroOrigin | None
+    inputs: tuple[OperandFact, ...] = ()
+    implicit_cast: bool = False
+    constant: float | None = None
+    forward_op: str = ""
+    root: ZeroOrigin | None = None
     """Where the zero was made that this op stumbled over."""
-    path: tuple[Step, ...]
-    reaches_loss: bool
-    reaches_gradients: tuple[str, ...]
-    absorbed_at: Step | None
-    tensor: str
+    path: tuple[Step, ...] = ()
+    reaches_loss: bool = False
+    reaches_gradients: tuple[str, ...] = ()
+    absorbed_at: Step | None = None
+    tensor: str = ""
     """The weight, buffer or batch tensor that was bad from the start; '' for a value an op made."""
     backward_source: Source | None = None
     """For a fault in a backward that the user wrote: the line there; ``source`` is the forward line."""

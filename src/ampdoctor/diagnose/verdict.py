@@ -25,10 +25,9 @@ from ampdoctor.diagnose.wording import format_name
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.trace import Birth, Pass, Trace
 from ampdoctor.facts.words import Verdict
+from ampdoctor.scales.powers_of_two import ROOT_SCALE
 from ampdoctor.scales.reading import ScaleReading, best_errors, read_scales
 
-ROOT_SCALE = 1.0
-"""A backward overflow at this loss scale or below is one that no scale worth using avoids."""
 _SOFTMAX = ("aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax", "aten::logsumexp")
 
 

@@ -6,7 +6,7 @@ is far off the error is followed back to the op at which it appears: its output 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ampdoctor.facts.drift import Drift
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.words import DriftKind
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.passes.forward_only import forward_only
 from ampdoctor.probe.passes.one_pass import run_pass
 from ampdoctor.probe.passes.precision import Precision, reference
 from ampdoctor.probe.watch.location import source_of
@@ -51,7 +52,7 @@ _CHOICES = frozenset(
 
 def find_drift(workload: Workload, index: int, precision: Precision, seed: int) -> Drift | None:
     """Where batch ``index``, run in ``precision``, parts from FP32; None where no op stands out."""
-    forward = replace(workload, step=_without_backward(workload))
+    forward = forward_only(workload)
     batch = workload.batches[index]
     passes = [run_pass(forward, batch, p, seed, _Sampled) for p in (reference(precision.device), precision)]
     exact, ours = (run.observer for run in passes)
@@ -59,17 +60,6 @@ def find_drift(workload: Workload, index: int, precision: Precision, seed: int) 
     if any(run.raised is not None or run.interrupted for run in passes):
         return None
     return ours.parting_from(exact, index)
-
-
-def _without_backward(workload: Workload) -> Any:
-    """The step with a loss that asks for no gradient, so that no backward runs; the forward keeps its graph,
-    since some models do otherwise without one."""
-
-    def step(model: nn.Module, batch: Any) -> Any:
-        result = workload.step(model, batch)
-        return result.detach() if isinstance(result, Tensor) else result
-
-    return step
 
 
 @dataclass(frozen=True)

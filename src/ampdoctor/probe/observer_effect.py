@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.passes.forward_only import forward_only
 from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.watch.unrecorded import Unrecorded
 
@@ -28,7 +26,7 @@ def effect_of_recording(workload: Workload, batch: Any, run: Run, seed: int) -> 
     """The effect on the loss of ``run``, whose forward is run again with nothing recorded."""
     if run.loss is None or run.raised is not None:
         return RecordingEffect(None, None, False)
-    forward = replace(workload, step=_without_history(workload.step))
+    forward = forward_only(workload)
 
     def unrecorded() -> Run:
         return run_pass(forward, batch, run.precision, seed, Unrecorded)
@@ -43,11 +41,3 @@ def effect_of_recording(workload: Workload, batch: Any, run: Run, seed: int) -> 
         return RecordingEffect(None, None, second.interrupted)
     repeats = torch.equal(first.loss, second.loss)
     return RecordingEffect(repeats, True if repeats else None, False)
-
-
-def _without_history(step: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Tensor]:
-    def forward(model: nn.Module, batch: Any) -> Tensor:
-        result: Tensor = step(model, batch).detach()
-        return result
-
-    return forward

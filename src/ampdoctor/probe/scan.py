@@ -51,11 +51,9 @@ from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.unrecorded import Absent
 from ampdoctor.scales.drift import has_parted
+from ampdoctor.scales.powers_of_two import ROOT_SCALE
 from ampdoctor.scales.recordings import is_finite
 from ampdoctor.scales.search_allowed import why_not_searched
-
-_ROOT_SCALE = 1.0
-"""The scale at which backward is looked at for a fault that a high scale hides."""
 
 
 def probe(workload: Workload, plan: Plan, progress: Progress | None = None) -> Trace:
@@ -304,14 +302,14 @@ class _Session:
     ) -> None:
         size = batch_size(batch)
         seen = []
-        high = precision.loss_scale > _ROOT_SCALE
+        high = precision.loss_scale > ROOT_SCALE
         if high and depends_on_scale(look.births) and not self.interrupted:
             # A scale that is too high overflows before the real fault shows: look at a low one first.
-            root = self._look(batch, replace(precision, loss_scale=_ROOT_SCALE), raised)
+            root = self._look(batch, replace(precision, loss_scale=ROOT_SCALE), raised)
             if root is not None:
                 reach_as_at(look.births, root.births)
                 births = [b for b in root.births if b.in_phase("backward")]
-                seen.append(Seen(root, index, size, _ROOT_SCALE, births))
+                seen.append(Seen(root, index, size, ROOT_SCALE, births))
         seen.insert(0, Seen(look, index, size, precision.loss_scale, look.births))
         by_site: dict[Site, list[Newborn]] = collections.defaultdict(list)
         for item in seen:

@@ -22,6 +22,9 @@ from ampdoctor.facts.trace import Pass, SiteRecord
 
 LOWEST, HIGHEST = 0, 32
 """Exponents of the loss scales that a sweep covers."""
+ROOT_SCALE = 2.0**LOWEST
+"""The scale at which backward is looked at for a fault that a high scale hides. An overflow there, or below,
+is one that no scale worth using avoids: lower ones lose what FP32 has."""
 HIGHEST_RECOMMENDED = 24
 """Exponent of the highest scale that is recommended: a gradient that needs more lies below 2^-49, where the
 FP32 sums of an optimizer do not see it either."""
