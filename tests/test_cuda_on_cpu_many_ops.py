@@ -125,7 +125,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 SEVERAL_ROUNDINGS = {
     "in place", "instance_norm", "cross_entropy", "bce with logits", "einsum", "grid_sample",
-    "addcdiv", "log", "sqrt", "rsqrt", "attention", "clamp",
+    "addcdiv", "log", "sqrt", "rsqrt", "attention", "clamp", "pow",
 }  # fmt: skip
 """More than one op, or float32 inside that is itself not exact to a half step of the result."""
 STORED_INSIDE = {"logsumexp"}

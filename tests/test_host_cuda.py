@@ -121,6 +121,26 @@ def test_a_float64_rerun_that_the_device_cannot_hold_is_made_on_the_host(ask: As
     assert ask("scenario", "memory_in_a_rerun") == [["torch.float64", "cpu", 180_000.0]] * 4
 
 
+ATTENTION = [["forward", "aten::scaled_dot_product_attention", 0]] + [
+    ["backward", "aten::scaled_dot_product_attention_backward", i] for i in range(3)
+]
+
+
+def test_sites_of_attention_pair_whichever_kernel_runs(ask: Ask) -> None:
+    """Flash in the candidate; in the reference, which has no flash, the memory-efficient one."""
+    told = ask("scenario", "other_attention_kernels")
+    assert told["verdict"] == "clean"
+    assert told["births"] == []
+    assert told["sites"]["reference"][:4] == ATTENTION  # and the gradient of a mask that is not there
+    assert told["sites"]["candidate"] == ATTENTION
+
+
+def test_the_padding_of_attention_s_log_sum_exp_is_no_birth(ask: Ask) -> None:
+    told = ask("scenario", "attention_next_to_an_overflow")
+    assert told["verdict"] == "forward-overflow"
+    assert told["births"] == ["aten::mul"]
+
+
 NOT_HERE = {
     "clean_lstm_packed": "the case leaves its lengths to the device",
     "ctc_target_longer_than_input": "a fused GRU cell of CUDA's own",

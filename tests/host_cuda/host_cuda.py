@@ -42,7 +42,9 @@ def install(devices: int = 1) -> None:
         library.impl(name, _softmax(getattr(aten, name).default), "CUDA")
         backward = f"{name}_backward_data"
         library.impl(backward, _softmax_backward(getattr(aten, backward).default), "CUDA")
-    library.impl("_fused_sdp_choice", _always(0), "CUDA")  # attention as its formula
+    library.impl("scaled_dot_product_attention", _chosen_attention, "AutogradCUDA")
+    for name, kernel in _ATTENTION_KERNELS.items():
+        library.impl(f"_scaled_dot_product_{name}", kernel, "CUDA")
     _kernels.append(library)
     Tensor.__deepcopy__ = _deepcopy(Tensor.__deepcopy__)
 
@@ -62,6 +64,79 @@ def _start() -> None:
 
 def _always(answer: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: answer
+
+
+ATTENTION: dict[torch.dtype, int] = {}
+"""By dtype of the query the kernel that CUDA would take (sdp::SDPBackend): 0, else, is the formula."""
+FLASH, EFFICIENT = 1, 2
+
+
+def _chosen_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any = None, p: float = 0.0, causal: bool = False, **more: Any
+) -> Tensor:
+    """As ``scaled_dot_product_attention`` in ATen/native/transformers/attention.cpp, whose choice asks CUDA."""
+    aten, chosen = torch.ops.aten, 0 if mask is not None or p else ATTENTION.get(q.dtype, 0)
+    if chosen == FLASH:
+        given = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=more.get("scale"))
+    elif chosen == EFFICIENT:
+        given = aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, 0.0, causal, scale=more.get("scale")
+        )
+    else:
+        given = aten._scaled_dot_product_attention_math(q, k, v, mask, p, causal, None, **more)
+    out: Tensor = given[0]
+    return out
+
+
+# What is C++ in torch is no line of the user's.
+_chosen_attention.__code__ = _chosen_attention.__code__.replace(co_filename="<scaled_dot_product_attention>")
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> list[Tensor]:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    host = op(query.cpu(), key.cpu(), value.cpu(), 0.0, causal, scale=scale)
+    return [t.to(query.device) for t in host]
+
+
+def _attention_backward(*tensors: Tensor, causal: bool, scale: float | None) -> list[Tensor]:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    return [t.to(tensors[0].device) for t in op(*(t.cpu() for t in tensors), 0.0, causal, scale=scale)]
+
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, p: Any = 0, causal: Any = False, *_: Any, scale: Any = None
+) -> Any:
+    out, sums = _attention(q, k, v, causal, scale)
+    none = torch.empty(0, dtype=torch.int64)
+    return out, sums, none, none, q.shape[2], k.shape[2], none, none, out.new_empty(0)
+
+
+def _flash_backward(*args: Any, scale: Any = None) -> Any:
+    return _attention_backward(*args[:6], causal=args[11], scale=scale)
+
+
+def _efficient(
+    q: Tensor, k: Tensor, v: Tensor, bias: Any, sums: Any, p: Any = 0, causal: Any = False, scale: Any = None
+) -> Any:
+    out, sums = _attention(q, k, v, causal, scale)
+    padded = torch.nn.functional.pad(sums, (0, -sums.shape[2] % 32), value=float("inf"))
+    none = torch.empty((), dtype=torch.int64)
+    return out, padded, none, none
+
+
+def _efficient_backward(*args: Any, scale: Any = None) -> Any:
+    gradient, q, k, v, _, out, sums = args[:7]
+    sums = sums[:, :, : q.shape[2]].contiguous()
+    given = _attention_backward(gradient, q, k, v, out, sums, causal=args[11:12] == (True,), scale=scale)
+    return (*given, q.new_empty(0))
+
+
+_ATTENTION_KERNELS = {
+    "flash_attention": _flash,
+    "flash_attention_backward": _flash_backward,
+    "efficient_attention": _efficient,
+    "efficient_attention_backward": _efficient_backward,
+}
 
 
 def _softmax(op: Any) -> Callable[..., Tensor]:

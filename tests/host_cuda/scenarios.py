@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import fake_pass
 import host_cuda
+from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.errors import AmpDoctorError
 from ampdoctor.facts.training import ScalerSettings
 from ampdoctor.load.workload import Workload
@@ -188,3 +189,53 @@ def memory_in_a_rerun() -> Any:
 @scenario
 def passes_without_values() -> Any:
     return fake_pass.all_passes("cuda")
+
+
+# -- attention
+
+
+class Attends(nn.Module):
+    def __init__(self, overflows: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 1)
+        self.overflows = overflows
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        x = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 5, 8)
+        x = self.head(x)
+        return (x.half() * 1e7 if self.overflows else x).float().mean()
+
+
+def attended(half: int, single: int, overflows: bool) -> Any:
+    """Verdict, births, and of each pass the sites in the lines of attention."""
+    host_cuda.ATTENTION.update({torch.float16: half, torch.float32: single})
+    trace = probe(
+        Workload("test", Attends(overflows), (torch.randn(2, 5, 8),), lambda m, x: m(x)),
+        Plan(device="cuda", loss_scale=1.0),
+    )
+    sites = {
+        done.role: [[r.site.phase, r.site.op, r.site.output] for r in done.sites if "attention" in r.site.op]
+        for done in trace.passes
+    }
+    return {
+        "verdict": diagnose(trace).verdict,
+        "births": [birth.site.op for birth in trace.births],
+        "sites": sites,
+    }
+
+
+@scenario
+def other_attention_kernels() -> Any:
+    return attended(host_cuda.FLASH, host_cuda.EFFICIENT, False)
+
+
+@scenario
+def attention_next_to_an_overflow() -> Any:
+    return attended(host_cuda.EFFICIENT, host_cuda.EFFICIENT, True)
+
+
+@scenario
+def attention_next_to_its_formula() -> Any:
+    return attended(host_cuda.FLASH, 0, False)

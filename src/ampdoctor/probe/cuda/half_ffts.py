@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from ampdoctor.probe.cuda.dispatcher_kernels import aten_overload, kernels_installed
 from ampdoctor.probe.cuda.refusal import EmulatedRefusal
-from ampdoctor.probe.cuda.stored_in_half import Stored
+from ampdoctor.probe.cuda.stored_value import Stored
 
 _HALF = (torch.float16, torch.complex32)
 _NORMS = {"backward": (0, 2), "ortho": (1, 1), "forward": (2, 0)}

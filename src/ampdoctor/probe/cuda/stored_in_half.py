@@ -14,27 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ampdoctor.probe.cuda.added_in_half import index_add, scatter_add, scatter_reduce
+from ampdoctor.probe.cuda.stored_value import Stored
+
 _MEAN, _SUM = 1, 2
 """at::Reduction, in ATen/core/Reduction.h."""
-
-
-class Stored:
-    """The low-precision memory of one op: called with a value, it gives what is read back."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.values: list[Tensor] = []
-        """What was stored, in order, in the wide dtype."""
-
-    def __call__(self, value: Tensor) -> Tensor:
-        """The value rounded to the low dtype, back in its own for the step that follows."""
-        low = torch.complex32 if value.is_complex() else self.dtype
-        self.values.append(value.to(low).to(value.dtype))
-        return self.values[-1]
-
-    def number(self, value: float) -> float:
-        """A number that the kernel keeps as ``scalar_t``."""
-        return float(torch.tensor(value, dtype=self.dtype))
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
@@ -151,6 +135,18 @@ def _convolution(store: Stored, x: Tensor, weight: Tensor, bias: Tensor | None, 
     return store(product) + bias.reshape(-1, *[1] * (weight.ndim - 2))
 
 
+def _pow(store: Stored, base: Tensor | float, exponent: Tensor | float) -> Tensor:
+    """``pow_tensor_scalar_kernel`` in cuda/PowKernel.cu: the exponent is kept as scalar_t, and third powers and
+    inverse squares are products of scalar_t."""
+    if isinstance(base, Tensor) and not isinstance(exponent, (Tensor, complex)):
+        exponent = store.number(exponent)
+        if exponent == 3:
+            return store(base * base) * base
+        if exponent == -2:
+            return 1 / store(base * base)
+    return torch.pow(base, exponent)
+
+
 Step = Callable[..., Tensor]
 STEPS: Mapping[str, Step] = {
     "aten::mse_loss": _mse,
@@ -164,5 +160,10 @@ STEPS: Mapping[str, Step] = {
     "aten::soft_margin_loss": _soft_margin,
     "aten::soft_margin_loss_backward": _soft_margin_backward,
     "aten::convolution": _convolution,
+    "aten::pow": _pow,
+    "aten::scatter_add": scatter_add,
+    "aten::index_add": index_add,
+    "aten::scatter_reduce": scatter_reduce,
 }
-"""By op: what it does, on float32 tensors with the values of its half arguments, before the last rounding."""
+"""By op: what it does, on float32 tensors with the values of its half arguments, before the last rounding.
+The one in place (``pow_``) does the same."""

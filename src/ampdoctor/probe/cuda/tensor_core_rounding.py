@@ -17,7 +17,8 @@ from ampdoctor.probe.cuda.device_tensors import has_memory, is_placed, place, re
 from ampdoctor.probe.cuda.half_ffts import TRANSFORMS, transform_steps
 from ampdoctor.probe.cuda.op_kinds import Arithmetic, OpKind, classify
 from ampdoctor.probe.cuda.refusal import EmulatedRefusal
-from ampdoctor.probe.cuda.stored_in_half import STEPS, Stored
+from ampdoctor.probe.cuda.stored_in_half import STEPS
+from ampdoctor.probe.cuda.stored_value import Stored
 
 _HALF, _BRAIN, _SINGLE = torch.float16, torch.bfloat16, torch.float32
 _LOW = (_HALF, _BRAIN)
@@ -203,9 +204,12 @@ def _computed(
         elif wanted is not None:
             keep = True
     store = Stored(low)
-    steps = STEPS.get(kind.name) if not kind.writes else None
+    in_place = kind.writes == {"self"} and kind.name.endswith("_")
+    steps = STEPS.get(kind.name[:-1] if in_place else kind.name) if in_place or not kind.writes else None
     try:
         outputs = steps(store, *wide_args, **wide_kwargs) if steps else func(*wide_args, **wide_kwargs)
+        if steps and in_place:
+            wide_args[0].copy_(outputs)
     except Exception:  # whatever is wrong, the CPU's own kernel says it in the user's dtype
         return None
     written = {

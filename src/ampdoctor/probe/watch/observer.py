@@ -17,6 +17,7 @@ from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.probe.cuda.on_cpu import run_like_cuda
 from ampdoctor.probe.passes.isolation import dense_gradients
 from ampdoctor.probe.passes.precision import Precision
+from ampdoctor.probe.watch.attention import INTERNAL, NAMES
 from ampdoctor.probe.watch.conversions import line_converts
 from ampdoctor.probe.watch.location import source_of, user_line
 from ampdoctor.probe.watch.locator import Locator, Place
@@ -66,7 +67,7 @@ def describe(func: AnyOp) -> Op:
     )
     gives_tensors = mutates or any("Tensor" in str(r.type) for r in schema.returns)
     foreign = gives_tensors and func.namespace not in ("aten", "prims", "prim", "_c10d_functional", "c10d")
-    return Op(name, not is_view and name not in _NO_VALUES, mutates, foreign)
+    return Op(NAMES.get(name, name), not is_view and name not in _NO_VALUES, mutates, foreign)
 
 
 Unrounded = Mapping[int, Tensor]
@@ -302,18 +303,18 @@ class Observer(TorchDispatchMode):
 
 
 def results(func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> Any:
-    """What an op made: its outputs, those with memory it never fills left out; where it returns nothing,
-    what it wrote to (``_foreach_mul_``)."""
+    """What an op made: its outputs, those that are no values of the model's left out; where it returns
+    nothing, what it wrote to (``_foreach_mul_``)."""
     if outputs is None:
         return written(func, args, kwargs)
     name = "" if isinstance(func, HigherOrderOperator) else func._schema.name
-    unfilled = _UNFILLED.get(name, ())
-    return [None if i in unfilled else o for i, o in enumerate(outputs)] if unfilled else outputs
+    left_out = _INTERNAL.get(name, ())
+    return [None if i in left_out else o for i, o in enumerate(outputs)] if left_out else outputs
 
 
-_UNFILLED = {"aten::_ctc_loss": (1,), "aten::_cudnn_ctc_loss": (1,)}
-"""Op -> outputs of which only a part is ever written: the table of a CTC loss, past the end of a target that
-is shorter than the longest. (The rest of it is full of infinities that mean "not to be reached".)"""
+_INTERNAL = {**INTERNAL, "aten::_ctc_loss": (1,), "aten::_cudnn_ctc_loss": (1,)}
+"""Op -> outputs that only its backward reads. Of a CTC loss's table only a part is ever written where a target
+is shorter than the longest, and the rest of it is full of infinities that mean "not to be reached"."""
 
 
 def is_countable(tensor: Any) -> bool:
