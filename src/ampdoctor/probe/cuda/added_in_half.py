@@ -1,7 +1,7 @@
 """Sums that CUDA makes with atomic additions: every addition rounds, one after another.
 
-Where many values go to one element, a sum in half stops growing (at 2,048, where ones are counted) or runs over
-on its way. The order on a GPU changes from run to run; here it is the order of the index.
+Where many values go to one element, a sum in half stops growing (at 2,048, where ones are counted) or runs
+over on its way. The order on a GPU changes from run to run; here it is the order of the index.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _MOST = 2**14
 
 
 def _added(store: Stored, rows: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    """``rows`` (n, k) with each row of ``values`` (m, k) added to the row that ``places`` (m) says, before the
-    last rounding of each. The most-called rows come first, so that a turn adds to the first of them."""
+    """``rows`` (n, k) with each row of ``values`` (m, k) added to the row that ``places`` (m) says, before
+    the last rounding of each. The most-called rows come first, so that a turn adds to the first of them."""
     if bool(((places < 0) | (places >= len(rows))).any()):
         raise IndexError("index out of range")
     called, which, counts = places.unique(return_inverse=True, return_counts=True)
@@ -60,7 +60,7 @@ def scatter_add(store: Stored, x: Tensor, dim: int, index: Tensor, source: Tenso
 
 
 def index_add(store: Stored, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1) -> Tensor:
-    """``index_add_cuda_impl`` in cuda/Indexing.cu: atomic additions of ``source * alpha``, both in scalar_t."""
+    """``index_add_cuda_impl`` in cuda/Indexing.cu: atomic additions of ``source * alpha``, in scalar_t."""
     source = source if alpha == 1 else store(source * alpha)
     if not x.ndim:
         return _scattered(store, x, 0, index, source)
@@ -73,7 +73,7 @@ def index_add(store: Stored, x: Tensor, dim: int, index: Tensor, source: Tensor,
 def scatter_reduce(
     store: Stored, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
 ) -> Tensor:
-    """``scatter_reduce_two`` in TensorAdvancedIndexing.cpp: a mean is a sum, and the count another, in half."""
+    """``scatter_reduce_two`` in TensorAdvancedIndexing.cpp: a mean is a sum and a count, both in half."""
     if reduce not in ("sum", "mean"):
         return x.scatter_reduce(dim, index, source, reduce, include_self=include_self)
     total = _scattered(store, x if include_self else x.scatter(dim, index, 0.0), dim, index, source)

@@ -136,8 +136,8 @@ def _convolution(store: Stored, x: Tensor, weight: Tensor, bias: Tensor | None, 
 
 
 def _pow(store: Stored, base: Tensor | float, exponent: Tensor | float) -> Tensor:
-    """``pow_tensor_scalar_kernel`` in cuda/PowKernel.cu: the exponent is kept as scalar_t, and third powers and
-    inverse squares are products of scalar_t."""
+    """``pow_tensor_scalar_kernel`` in cuda/PowKernel.cu: the exponent is kept as scalar_t, and third powers
+    and inverse squares are products of scalar_t."""
     if isinstance(base, Tensor) and not isinstance(exponent, (Tensor, complex)):
         exponent = store.number(exponent)
         if exponent == 3:

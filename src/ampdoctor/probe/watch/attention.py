@@ -1,7 +1,7 @@
 """Fused attention, which is one op whichever of its kernels runs.
 
-Reference and candidate may get different ones (flash has no FP32), and a CPU another than CUDA: their sites go by
-one name, so that they pair.
+Reference and candidate may get different ones (flash has no FP32), and a CPU another than CUDA: their sites
+go by one name, so that they pair.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ NAMES = {
 }
 """Kernel -> the op it is one of."""
 INTERNAL = dict.fromkeys(_KERNELS, (1, 8))
-"""Kernel -> outputs that only its backward reads: log-sum-exp, which says +inf for a row that sees nothing, and
-is padded with it in the memory-efficient kernel; and flash's mask for debugging."""
+"""Kernel -> outputs that only its backward reads: log-sum-exp, which says +inf for a row that sees nothing,
+and is padded with it in the memory-efficient kernel; and flash's mask for debugging."""

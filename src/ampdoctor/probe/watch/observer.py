@@ -313,8 +313,8 @@ def results(func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any], outputs:
 
 
 _INTERNAL = {**INTERNAL, "aten::_ctc_loss": (1,), "aten::_cudnn_ctc_loss": (1,)}
-"""Op -> outputs that only its backward reads. Of a CTC loss's table only a part is ever written where a target
-is shorter than the longest, and the rest of it is full of infinities that mean "not to be reached"."""
+"""Op -> outputs that only its backward reads. Of a CTC loss's table only a part is ever written where a
+target is shorter than the longest, and the rest of it is full of infinities that mean "not to be reached"."""
 
 
 def is_countable(tensor: Any) -> bool:
