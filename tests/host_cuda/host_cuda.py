@@ -74,7 +74,7 @@ FLASH, EFFICIENT = 1, 2
 def _chosen_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Any = None, p: float = 0.0, causal: bool = False, **more: Any
 ) -> Tensor:
-    """As ``scaled_dot_product_attention`` in ATen/native/transformers/attention.cpp, whose choice asks CUDA."""
+    """As ATen/native/transformers/attention.cpp does, whose choice asks CUDA."""
     aten, chosen = torch.ops.aten, 0 if mask is not None or p else ATTENTION.get(q.dtype, 0)
     if chosen == FLASH:
         given = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=more.get("scale"))

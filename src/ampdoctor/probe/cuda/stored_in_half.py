@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,7 +136,7 @@ def _convolution(store: Stored, x: Tensor, weight: Tensor, bias: Tensor | None, 
     return store(product) + bias.reshape(-1, *[1] * (weight.ndim - 2))
 
 
-def _pow(store: Stored, base: Tensor | float, exponent: Tensor | float) -> Tensor:
+def _pow(store: Stored, base: Any, exponent: Any) -> Tensor:
     """``pow_tensor_scalar_kernel`` in cuda/PowKernel.cu: the exponent is kept as scalar_t, and third powers
     and inverse squares are products of scalar_t."""
     if isinstance(base, Tensor) and not isinstance(exponent, (Tensor, complex)):
@@ -144,7 +145,8 @@ def _pow(store: Stored, base: Tensor | float, exponent: Tensor | float) -> Tenso
             return store(base * base) * base
         if exponent == -2:
             return 1 / store(base * base)
-    return torch.pow(base, exponent)
+    power: Tensor = torch.pow(base, exponent)
+    return power
 
 
 Step = Callable[..., Tensor]
