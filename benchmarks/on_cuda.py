@@ -1,6 +1,6 @@
 """For whoever has a GPU: what scanning on it costs, and whether the emulation on a CPU says what it does.
 
-    python benchmarks/cuda.py -o cuda.json
+    python benchmarks/on_cuda.py -o cuda.json
 
 Takes a minute or two, needs ampdoctor and torch alone, and writes one JSON file (no paths, no names but the
 GPU's): please send it to us. It was not run on a GPU yet. ``--device cpu --small`` goes through all of it
@@ -14,15 +14,11 @@ import json
 import math
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-# A script's folder comes first on the path, and torch imports NVIDIA's package ``cuda``: not this file.
-sys.path[:] = [p for p in sys.path if Path(p).resolve() != Path(__file__).resolve().parent]
 
 import torch
 from torch import Tensor, nn

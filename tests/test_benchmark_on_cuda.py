@@ -19,7 +19,7 @@ from ampdoctor.facts.site import Site
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.facts.trace import SiteRecord
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "cuda.py"
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "on_cuda.py"
 CPU = torch.device("cpu")
 
 
@@ -92,7 +92,7 @@ def test_a_dry_run_writes_the_document_and_finds_the_emulation_equal_to_itself(
     monkeypatch.setattr(script, "models", few)
     monkeypatch.setattr(script, "single_ops", lambda: ops)
     out = tmp_path / "cuda.json"
-    arguments = ["cuda.py", "--device", "cpu", "--small", "--rounds", "1", "-o", str(out)]
+    arguments = ["on_cuda.py", "--device", "cpu", "--small", "--rounds", "1", "-o", str(out)]
     monkeypatch.setattr(sys, "argv", arguments)
     script.main()
     assert capsys.readouterr().out.startswith("A dry run, on a CPU")
@@ -115,10 +115,16 @@ def test_every_single_op_can_be_asked(script: ModuleType) -> None:
         assert torch.isfinite(op(*(t.float() for t in inputs))).all()
 
 
-def test_torch_does_not_take_the_script_for_nvidias_package_cuda() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, check=False
-    )
+def test_no_script_of_the_folder_stands_in_the_way_of_a_package() -> None:
+    """A script's folder comes first on its path, and torch imports NVIDIA's package ``cuda``."""
+    names = {script.stem for script in SCRIPT.parent.glob("*.py")}
+    assert "on_cuda" in names
+    assert not {"cuda", "torch", "triton", "numpy", *sys.stdlib_module_names} & names
+
+
+def test_the_script_starts() -> None:
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "please send it to us" in done.stdout
 
@@ -126,7 +132,7 @@ def test_torch_does_not_take_the_script_for_nvidias_package_cuda() -> None:
 def test_without_a_gpu_it_says_how_to_go_on(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["cuda.py"])
+    monkeypatch.setattr(sys, "argv", ["on_cuda.py"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
         script.main()
