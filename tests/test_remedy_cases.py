@@ -27,7 +27,6 @@ ISLANDS = {
     "rmsnorm_square_half": ("norm2",),
     "mel_power_cast": ("frontend",),
     "encodec_ema": ("vq",),
-    "mask_minus_1e9_raises": ("attn",),
 }
 """Where the key's remedy is FP32 at a module, or nothing that a program can write."""
 
@@ -37,6 +36,22 @@ def test_modules_in_fp32(slug: str) -> None:
     best = prescription(slug).treatments[0]
     assert (best.kind, best.plan.fp32, best.plan.loss_fp32) == ("fp32", ISLANDS[slug], False)
     assert best.minimal
+
+
+NUMBERS = {
+    "mask_minus_1e9_raises": (-1e9, -65504.0),
+    "minmax_distillation_eps": (1e-8, 1e-4),
+    "f_normalize_zero_half": (1e-12, 1e-4),
+}
+"""Where the key's remedy is an eps or a mask's value: what stands there, and what FP16 can hold."""
+
+
+@pytest.mark.parametrize("slug", NUMBERS)
+def test_another_number_at_its_line(slug: str) -> None:
+    best = prescription(slug).treatments[0]
+    assert best.kind == "formulation"
+    (change,) = best.plan.lines
+    assert (change.constant, change.becomes) == NUMBERS[slug]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,17 @@ class ScaledModule:
 
 
 @dataclass(frozen=True)
+class LineChange:
+    """A line of the user's code that runs otherwise: with another number, else all of it in FP32."""
+
+    file: str
+    line: int
+    constant: float | None = None
+    """The number there that is replaced; None for FP32: its inputs are widened, and autocast is off in it."""
+    becomes: float | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """How to run the candidate. Defaults are the contract's, but for the loss scale, which is fixed here."""
 
@@ -61,5 +72,7 @@ class Plan:
     widened."""
     scaled_modules: tuple[ScaledModule, ...] = ()
     """What of the candidate's backward runs at another scale than the loss scale."""
+    line_changes: tuple[LineChange, ...] = ()
+    """Lines that the candidate runs otherwise than they are written."""
     optimizer_steps: int = 25
     """Steps of the optimizer to take, where one is configured."""

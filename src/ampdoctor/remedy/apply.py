@@ -111,6 +111,12 @@ def apply(model: nn.Module, plan: TreatmentPlan | str | Path) -> Applied:
     """
     if not isinstance(plan, TreatmentPlan):
         plan = read_plan(Path(plan))
+    if plan.lines:
+        line = plan.lines[0]
+        raise ConfigError(
+            f"lines: {line.file}:{line.line} is to be edited, and no handle can do that",
+            "change the line and take it out of the plan; `ampdoctor scan --plan` measures with it",
+        )
     check_paths(plan, (path for path, _ in model.named_modules()))
     return Applied(model, plan)
 

@@ -106,6 +106,11 @@ def code_of(plan: TreatmentPlan, dtype: str) -> str:
             "# Hugging Face: trainer.accelerator.scaler = scaler, before trainer.train()",
             '# Lightning: Trainer(plugins=[MixedPrecision("16-mixed", device, scaler=scaler)])',
         ]
+    for change in plan.lines:
+        what = (
+            "run it in FP32" if change.constant is None else f"{change.becomes} instead of {change.constant}"
+        )
+        lines.append(f"# edit {change.file}:{change.line}: {what}")
     if plan.loss_fp32:
         lines += ["# open autocast around the model only, and compute the loss outside it on outputs.float()"]
     return "\n".join(lines) + "\n"

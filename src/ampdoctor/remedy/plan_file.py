@@ -11,6 +11,7 @@ import yaml
 
 from ampdoctor.errors import ConfigError
 from ampdoctor.files import read_bounded
+from ampdoctor.probe.plan import LineChange
 from ampdoctor.remedy.plan import TreatmentPlan, nearest
 from ampdoctor.safe_yaml import BadYaml, load
 
@@ -31,6 +32,8 @@ def plan_text(plan: TreatmentPlan) -> str:
         document["loss_fp32"] = True
     if plan.scales:
         document["scales"] = {path: _number(factor) for path, factor in plan.scales.items()}
+    if plan.lines:
+        document["lines"] = [_line(change) for change in plan.lines]
     return str(yaml.safe_dump(document, sort_keys=False))
 
 
@@ -57,7 +60,26 @@ def read_plan(path: Path) -> TreatmentPlan:
         if not _CHECKS[key][0](value):
             raise ConfigError(f"{path}: {key}: {value!r} is not {_CHECKS[key][1]}")
     paths = tuple(document.pop("fp32", ()))
-    return TreatmentPlan(fp32=paths, **document)
+    lines = tuple(LineChange(**change) for change in document.pop("lines", ()))
+    return TreatmentPlan(fp32=paths, lines=lines, **document)
+
+
+def _line(change: LineChange) -> dict[str, Any]:
+    at = {"file": change.file, "line": change.line}
+    return at if change.constant is None else {**at, "constant": change.constant, "becomes": change.becomes}
+
+
+def _is_line(value: Any) -> bool:
+    """A file and a line; with a number that is replaced, the one that it becomes."""
+    keys = set(value) if isinstance(value, dict) else set()
+    if keys not in ({"file", "line"}, {"file", "line", "constant", "becomes"}):
+        return False
+    numbers = [v for key, v in value.items() if key in ("constant", "becomes")]
+    return (
+        isinstance(value["file"], str)
+        and isinstance(value["line"], int)
+        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in numbers)
+    )
 
 
 def _number(value: float) -> float:
@@ -79,6 +101,10 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     ),
     "output": (lambda value: value in ("fp32", "cast"), "fp32 or cast"),
     "loss_fp32": (lambda value: isinstance(value, bool), "true or false"),
+    "lines": (
+        lambda value: isinstance(value, list) and all(map(_is_line, value)),
+        "a list of {file, line}, each with {constant, becomes} or in FP32",
+    ),
     "scales": (
         lambda value: (
             isinstance(value, dict)

@@ -10,7 +10,7 @@ from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.outcome import find_pass
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
-from ampdoctor.diagnose.wording import listing, place
+from ampdoctor.diagnose.wording import listing, place, source_place
 from ampdoctor.diagnose.wording import scale as scale_words
 from ampdoctor.errors import memory_runs_out
 from ampdoctor.facts.trace import Trace
@@ -21,10 +21,11 @@ from ampdoctor.probe.scan import probe
 from ampdoctor.probe.stages import Progress, Stages
 from ampdoctor.probe.trials import LOWER_SCALES, Trials
 from ampdoctor.remedy.cost import flops_by_module, share_of
+from ampdoctor.remedy.formulations import formulations
 from ampdoctor.remedy.islands import NEVER_CALLED, is_minimal, module_tree, smallest_islands
 from ampdoctor.remedy.judge import fails_in_fp32, what_fails
 from ampdoctor.remedy.parts import fewest_parts
-from ampdoctor.remedy.plan import Output, TreatmentPlan
+from ampdoctor.remedy.plan import Output, TreatmentPlan, change_words
 from ampdoctor.remedy.plan_file import plan_text
 from ampdoctor.remedy.prescription import Attempt, Cost, Kind, Prescription, Proof, Treatment
 from ampdoctor.scales.drift import loss_error
@@ -35,6 +36,11 @@ BUDGET = 200
 
 
 _OF_THE_SCALE = ("backward-overflow", "gradient-underflow", "no-workable-scale")
+
+
+_ORDER = ("loss-scale", "scale-per-part", "fp32", "a number", "dear", "formulation", "bf16")
+_MOST = 0.5
+"""Of the FLOPs: an FP32 treatment that takes more stands behind the change of a number."""
 
 
 class BudgetSpent(Exception):
@@ -67,6 +73,7 @@ def treated(plan: Plan, treatment: TreatmentPlan) -> Plan:
         dtype=treatment.dtype or plan.dtype,
         wide_modules=tuple(WideModule(path, treatment.output == "cast") for path in treatment.fp32),
         wide_loss=treatment.loss_fp32,
+        line_changes=treatment.lines,
         scaled_modules=tuple(ScaledModule(path, factor) for path, factor in treatment.scales.items()),
     )
 
@@ -104,7 +111,7 @@ class _Search:
                     incurable = _nothing(report)
         return Prescription(
             trace.environment, report.verdict, report.sentence, tuple(self.treatments), tuple(self.tried),
-            incurable, self.trials.runs + self.scans,
+            incurable, self.trials.runs + self.scans, _not_run(report, self.treatments),
         )  # fmt: skip
 
     def _search(self, trace: Trace, report: Report) -> None:
@@ -114,7 +121,9 @@ class _Search:
         self.known.clear()
         self._within_budget("scale-per-part", "a scale per part", lambda: self._parts(report, trace))
         self._within_budget("fp32", "FP32 islands", lambda: self._islands(report))
+        self._within_budget("formulation", "another formulation", lambda: self._formulations(report))
         self._bf16()
+        self.treatments.sort(key=_rank)
 
     def _within_budget(self, kind: Kind, what: str, search: Callable[[], None]) -> None:
         try:
@@ -157,6 +166,17 @@ class _Search:
         plan = plan_for(found)
         what = f"{listing([place(path) for path in plan.scales])} at a scale of its own"
         self._prove("scale-per-part", what, plan, 0.0, lambda: is_minimal(found, holds))
+
+    def _formulations(self, report: Report) -> None:
+        if report.verdict == "update-swallowed":
+            return  # no line of the model's is at fault
+        for lines in formulations(report):
+            plan, what = TreatmentPlan(lines=lines), listing([change_words(line) for line in lines])
+            why = self._fails(plan)
+            if why:
+                self.tried.append(Attempt("formulation", what, why))
+            elif self._prove("formulation", what, plan, None):
+                return
 
     def _islands(self, report: Report) -> None:
         flops = flops_by_module(self.workload, self.plan)
@@ -303,6 +323,22 @@ def _proof(trace: Trace, report: Report) -> Proof:
         max(gradients, default=None),
         report.loss_scale.window,
     )
+
+
+def _rank(treatment: Treatment) -> int:
+    """Where a treatment stands in the list: another number costs nothing, most of a model in FP32 does."""
+    if any(change.constant is not None for change in treatment.plan.lines):
+        return _ORDER.index("fp32") + 1
+    dear = treatment.kind == "fp32" and (treatment.cost.flops or 0.0) > _MOST
+    return _ORDER.index(treatment.kind) + 2 * dear
+
+
+def _not_run(report: Report, treatments: Sequence[Treatment]) -> tuple[str, ...]:
+    """What the rules advise at the lines of errors, where no formulation was proven."""
+    if any(t.kind in ("loss-scale", "formulation") for t in treatments):
+        return ()
+    errors = [f for f in report.findings if f.severity == "error" and f.remedy and f.source]
+    return tuple(dict.fromkeys(f"{source_place(f.source)}: {f.remedy}" for f in errors))
 
 
 def _genuine(report: Report) -> str:

@@ -77,6 +77,8 @@ class Prescription:
     """Why nothing in reach cures it; '' where something does, and where nothing is wrong."""
     runs: int
     """Passes of the search, without the scans that diagnose and prove."""
+    not_run: tuple[str, ...] = ()
+    """What the rules advise at a line, which no program here can apply: ``model.py:47: ...``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document ``ampdoctor.prescription/1``."""

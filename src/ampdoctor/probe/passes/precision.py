@@ -15,9 +15,10 @@ from ampdoctor.probe.cuda.on_cpu import autocast_kept_off, cuda_autocast_policy,
 from ampdoctor.probe.passes.control_flow import control_flow_as_python
 from ampdoctor.probe.passes.device import tf32_off
 from ampdoctor.probe.passes.isolation import working_copy
+from ampdoctor.probe.passes.line_changes import lines_changed
 from ampdoctor.probe.passes.scaled_parts import scaled_apart
 from ampdoctor.probe.passes.wide_modules import only_the_model_is_low, run_wide, wide_tensors
-from ampdoctor.probe.plan import Plan, ScaledModule, WideModule
+from ampdoctor.probe.plan import LineChange, Plan, ScaledModule, WideModule
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -39,6 +40,8 @@ class Precision:
     """What is outside the model's modules runs in FP32."""
     scaled_modules: tuple[ScaledModule, ...] = ()
     """What of its backward runs at a scale of its own."""
+    line_changes: tuple[LineChange, ...] = ()
+    """Lines that it runs otherwise than they are written."""
     widens_casts: bool = False
     """Tensors that the model itself makes in 16 bits are made in FP32: the reference cannot run otherwise."""
 
@@ -104,6 +107,7 @@ class Precision:
                     stack.enter_context(decomposed_rnns())
             stack.enter_context(run_wide(model, self.wide_modules, self.device, self.dtype))
             stack.enter_context(scaled_apart(model, self.scaled_modules, self.device))
+            stack.enter_context(lines_changed(self.line_changes, self.device))
             if self.wide_loss:
                 stack.enter_context(
                     only_the_model_is_low(model, self.autocast_in_model, self.cast_input, self.wide_modules)
@@ -142,4 +146,5 @@ def candidate(plan: Plan, device: torch.device, loss_scale: float) -> Precision:
         plan.wide_modules,
         plan.wide_loss,
         plan.scaled_modules,
+        plan.line_changes,
     )

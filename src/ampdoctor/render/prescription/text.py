@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ampdoctor.diagnose.wording import count_words, listing, percent, place, scale
 from ampdoctor.remedy.plan import TreatmentPlan
+from ampdoctor.remedy.plan import change_words as change_words_of_line
 from ampdoctor.remedy.prescription import Prescription, Treatment
 from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
@@ -41,6 +42,8 @@ def _sections(prescription: Prescription) -> Iterator[RenderableType]:
             for n, attempt in enumerate(prescription.tried)
         ]
         yield labelled(rows)
+    if prescription.not_run:
+        yield labelled([("" if n else "Not run", words(w)) for n, w in enumerate(prescription.not_run)])
     search = count_words(prescription.runs, "pass", "passes")
     proof = " Each treatment was then scanned whole, on every batch." if prescription.treatments else ""
     yield words((f"{search} for the search.{proof}", "dim"))
@@ -76,6 +79,7 @@ def change_words(treatment: Treatment) -> str:
     parts += [
         f"{place(path)} at {scale(factor)} times the loss scale" for path, factor in plan.scales.items()
     ]
+    parts += [change_words_of_line(change) for change in plan.lines]
     if plan.loss_scale is not None and plan.dtype is None:
         parts.append(f"loss scale {scale(plan.loss_scale)}")
     return ", ".join(parts)
