@@ -102,6 +102,21 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
+def test_under_torchrun_the_rank_of_a_poisoned_sample_is_named(tmp_path: Path) -> None:
+    path, target = tmp_path / "train.py", tmp_path / "report.json"
+    path.write_text(DDP)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
+        str(free_port()), "-m", "ampdoctor", "run", "-o", f"json={target}", str(path),
+    ]  # fmt: skip
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    poisoned = json.loads((tmp_path / "report.rank1.json").read_text())
+    assert poisoned["script"].endswith("train.py, rank 1")
+    assert poisoned["examined"][0]["report"]["verdict"] == "bad-input"
+    assert json.loads(target.read_text())["examined"][0]["report"]["verdict"] == "clean"
+
+
 def test_of_two_processes_each_names_its_rank(tmp_path: Path) -> None:
     path, target = tmp_path / "train.py", tmp_path / "report.json"
     path.write_text(DDP)

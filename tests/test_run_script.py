@@ -174,6 +174,18 @@ SCRIPTS = {
     "main": ("if __name__ == '__main__':\n    print(__file__, __name__)\n", 0),
     "folder": ("import os, neighbour\nos.chdir('/')\nprint(neighbour.VALUE, os.getcwd())\n", 0),
     "syntax": ("def f(:\n", 1),
+    "spawn": (
+        "import multiprocessing as mp\n\ndef work(q):\n    q.put(__name__)\n\nif __name__ == '__main__':\n"
+        "    c = mp.get_context('spawn')\n    q = c.Queue()\n    p = c.Process(target=work, args=(q,))\n"
+        "    p.start()\n    print(q.get())\n    p.join()\n",
+        0,
+    ),
+    "fork": (
+        "import multiprocessing as mp, torch\n\ndef work(q):\n    q.put(torch.ones(2).sum().item())\n\n"
+        "c = mp.get_context('fork')\nq = c.Queue()\np = c.Process(target=work, args=(q,))\np.start()\n"
+        "print(q.get())\np.join()\n",
+        0,
+    ),
     "workers": (
         "import torch\n\nclass D(torch.utils.data.Dataset):\n    def __len__(self):\n        return 4\n"
         "    def __getitem__(self, i):\n        return torch.tensor(i)\n\nif __name__ == '__main__':\n"
