@@ -222,6 +222,7 @@ def test_one_problem_names_its_key_and_what_came(text: str, problem: str) -> Non
         ("{shape: [2, -1]}", "x.shape.1: must be at least 0, got -1"),
         ("{shape: 3}", "x.shape: expected a list, got 3"),
         ("{}", "x.shape: is required"),
+        ("{shape: [100000000000000000000, 4]}", "x: shape asks for more elements than any machine holds"),
         ("{shape: [1], dtype: int64}", "x: high is required for dtype int64 (one past the largest value)"),
         ("{shape: [1], low: 1, high: 1}", "x: low must be less than high, got low 1 and high 1"),
         ("{shape: [1], dtype: bool, low: 0}", "x: low and high make no sense for dtype bool"),

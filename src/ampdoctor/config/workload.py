@@ -29,7 +29,7 @@ class ModelSection(TargetSection):
 
 
 class _Batches(Section):
-    batches: WholeNumber = Field(default=1, ge=1)
+    batches: WholeNumber = Field(default=1, ge=1, le=1_000_000)
     """How many batches to take, from the first on."""
 
 
@@ -42,6 +42,10 @@ class DataFile(_Batches):
 
     file: FilePath
     """A .pt, .npz or .safetensors file, relative to the config's folder."""
+
+
+_MOST_ELEMENTS = 2**44
+"""Of a random tensor; torch counts its bytes in 63 bits, and below this it says by itself that memory ran out."""
 
 
 class SyntheticTensor(Section):
@@ -57,6 +61,12 @@ class SyntheticTensor(Section):
     """The smallest value; -1 for floats, 0 for integers where it is left out."""
     high: Number | None = None
     """One past the largest value; 1 for floats where it is left out, integers need it."""
+
+    @model_validator(mode="after")
+    def _fits_a_machine(self) -> SyntheticTensor:
+        if math.prod(self.shape) > _MOST_ELEMENTS:
+            raise ValueError("shape asks for more elements than any machine holds")
+        return self
 
     @model_validator(mode="after")
     def _range_fits_dtype(self) -> SyntheticTensor:
