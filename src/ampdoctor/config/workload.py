@@ -45,7 +45,7 @@ class DataFile(_Batches):
 
 
 _MOST_ELEMENTS = 2**44
-"""Of a random tensor; torch counts its bytes in 63 bits, and below this it says by itself that memory ran out."""
+"""Of a random tensor. Torch counts bytes in 63 bits; below this it says by itself that memory ran out."""
 
 
 class SyntheticTensor(Section):
