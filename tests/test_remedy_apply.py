@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import ampdoctor
 from ampdoctor.cli.main import run
 from ampdoctor.errors import ConfigError
+from ampdoctor.probe.plan import LineChange
 from ampdoctor.remedy.code import code_of
 from ampdoctor.remedy.plan import TreatmentPlan
 from ampdoctor.remedy.plan_file import plan_text, read_plan
@@ -86,6 +87,13 @@ def test_a_module_that_is_not_there_is_an_error_with_the_nearest_name() -> None:
 def test_weights_in_half_are_refused() -> None:
     with pytest.raises(ConfigError, match="holds weight in low precision"):
         ampdoctor.apply(model().half(), WO)
+
+
+def test_a_line_to_edit_is_refused_by_name() -> None:
+    plan = TreatmentPlan(lines=(LineChange("model.py", 47, 1e-8, 1e-4),))
+    with pytest.raises(ConfigError, match=r"lines: model.py:47 is to be edited"):
+        ampdoctor.apply(model(), plan)
+    assert "# edit model.py:47: 0.0001" in code_of(plan, "float16")
 
 
 def test_the_scaler_starts_from_the_plans_scale() -> None:
@@ -177,6 +185,7 @@ def test_the_lines_to_paste_do_what_the_plan_does(output_: str) -> None:
         TreatmentPlan(loss_scale=0.5),
         TreatmentPlan(loss_scale=4096.0, fp32=("blocks.1.ff.wo", ""), output="cast", loss_fp32=True),
         TreatmentPlan(dtype="bfloat16"),
+        TreatmentPlan(lines=(LineChange("model.py", 47, 1e-8, 1e-4), LineChange("model.py", 48))),
         TreatmentPlan(loss_scale=2.0, scales={"text_head": 256.0, "0": 2.0**-14}),
     ],
 )
@@ -199,6 +208,7 @@ def test_a_plan_survives_its_file(plan: TreatmentPlan, tmp_path: Path) -> None:
             r"scales: \['a'\] is not module paths, each with a number above 0",
         ),
         ("ampdoctor_plan: 1\nscales: {a: -1}", "is not module paths, each with a number above 0"),
+        ("ampdoctor_plan: 1\nlines: [{file: a.py}]", "is not a list of {file, line}"),
         ("[", "not valid YAML"),
     ],
 )

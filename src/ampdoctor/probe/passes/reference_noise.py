@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -44,11 +45,9 @@ def _terms_of_loss(workload: Workload, exact: Run) -> float:
     The sum of a layer norm's output is zero, its terms are not.
     """
     norm = torch.linalg.vector_norm
-    return max(
-        (
-            float(norm(parameter.detach().double().cpu()) * norm(exact.gradients[name].double().cpu()))
-            for name, parameter in workload.model.named_parameters()
-            if name in exact.gradients
-        ),
-        default=0.0,
+    terms = (
+        float(norm(parameter.detach().double().cpu()) * norm(exact.gradients[name].double().cpu()))
+        for name, parameter in workload.model.named_parameters()
+        if name in exact.gradients
     )
+    return max(filter(math.isfinite, terms), default=0.0)  # FP32 may have gradients that are NaN too
