@@ -5,7 +5,10 @@ The search is held to a budget of passes.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
+import torch
 
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.load import load
@@ -97,3 +100,16 @@ def test_every_case_is_cured_or_said_to_be_beyond_it(case: Case) -> None:
     else:
         assert kinds and not found.incurable
         assert found.runs <= 40
+
+
+def test_a_stale_cache_is_cured_by_autocast_around_each_call_of_the_model() -> None:
+    """The plan says ``loss_fp32``. In plain torch: a region takes its cache along when it ends."""
+    case = load(case_config("ref_swap_stale_cache", "none"))
+    model, batch = case.model, case.batches[0]
+    exact = float(case.step(model, batch).detach())
+    with torch.autocast("cpu", torch.float16):
+        stale = float(case.step(model, batch).detach())
+    inside = type(model).forward
+    model.forward = torch.autocast("cpu", torch.float16)(functools.partial(inside, model))
+    assert float(case.step(model, batch).detach()) == pytest.approx(exact, rel=0.01)
+    assert stale != pytest.approx(exact, rel=0.2)

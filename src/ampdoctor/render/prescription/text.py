@@ -90,4 +90,5 @@ def _in_fp32(plan: TreatmentPlan, minimal: bool | None) -> str:
     what = listing([*modules, *(["the loss"] if plan.loss_fp32 else [])])
     after = " (outputs cast back)" if plan.fp32 and plan.output == "cast" else ""
     none_less = "; none of them can be left out" if minimal and len(plan.fp32) > 1 else ""
-    return f"{what} in FP32{after}{none_less}"
+    around = "; autocast around each call of the model only" if plan.loss_fp32 else ""
+    return f"{what} in FP32{after}{none_less}{around}"
