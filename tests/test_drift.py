@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.diagnose.report import Finding, Report
-from case_runner import scan, warnings_of
+from ampdoctor.probe.drift import _sample
+from ampdoctor.scales.gradient_harm import without_noise
+from case_runner import candidate, scan, warnings_of
 
 
 class Scaled(nn.Module):
@@ -74,6 +76,7 @@ def test_a_loss_that_cancels_by_itself_is_no_drift(mode: str) -> None:
     """A weight orthogonal to the sum of the samples: the outputs add up to zero, and what is left of them in
     any precision is their rounding. The gradient is that sum, and right."""
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
     critic = nn.Linear(8, 1, bias=False)
     total = x.sum(0)
     with torch.no_grad():
@@ -152,3 +155,35 @@ def test_two_passes_that_differ_by_themselves_are_not_called_drift() -> None:
 
     report = report_of(noisy, torch.ones(1, 4))
     assert report.verdict != "drift"
+
+
+def test_a_sample_of_a_padded_image_sees_more_than_its_margin() -> None:
+    """Each image is one pixel in a margin of zeros: of every ninth element the first is always a zero."""
+    images = torch.nn.functional.pad(torch.arange(1.0, 4097.0).reshape(4096, 1, 1), (1, 1, 1, 1))
+    sample = _sample(images)
+    assert len(sample) == 4096
+    assert 0.09 < float((sample != 0).float().mean()) < 0.13
+
+
+class Thin(nn.Module):
+    """Batch statistics of a few values, layer after layer: each divides by what they happen to vary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        layers = [(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU()) for _ in range(12)]
+        self.body = nn.Sequential(*(module for layer in layers for module in layer), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_magnifies_any_rounding_is_no_drift() -> None:
+    """FP32 errs against float64 as BF16 against FP32, but for the 2^16 that it rounds finer: no fault."""
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    trace, report = scan(
+        Thin(), x, lambda m, b: m(b).float().logsumexp(-1).mean(), dtype="bfloat16", loss_scale=1.0
+    )
+    errors = [(p.relative_error or 0.0) for p in without_noise(candidate(trace).parameters)]
+    assert max(errors) > 1.0
+    assert (report.verdict, warnings_of(report)) == ("clean", [])

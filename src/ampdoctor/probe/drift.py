@@ -27,6 +27,9 @@ from ampdoctor.probe.watch.storage_map import StorageMap
 
 _SAMPLE = 4096
 """Elements kept of a tensor: enough for an error of a few percent, 16 KiB a tensor."""
+_SPREAD = 2654435761
+"""Their distance, modulo the tensor's size: a prime near 2^32 divided by the golden ratio (Knuth's), so that
+they lie evenly and fall in with no stride of the tensor's."""
 _FAR = 0.05
 """A tensor is off from here on: FP16 rounds to 5e-4, BF16 to 4e-3, and a deep model adds up some of those."""
 _JUMP = 8.0
@@ -150,12 +153,25 @@ class _Sampled(Observer):
         at = next((s for s in reversed(self.made) if errors.get(s, 0.0) > _FAR), None)
         while at is not None and errors[at] > _FAR:  # below that it accumulates: no single op is to blame
             made, error = self.made[at], errors[at]
-            worst = max((s for s in made.inputs if s in errors), key=lambda s: errors[s], default=None)
+            worst = max(self._compared(made, errors), key=lambda s: errors[s], default=None)
             before = 0.0 if worst is None else errors[worst]
             if worst is None or before * _JUMP <= error or (made.stale is not None and before <= _FAR):
                 return self._drift(at, batch, error, None if worst is None else before)
             at = worst
         return None
+
+    def _compared(self, made: _Made, errors: dict[Site, float]) -> list[Site]:
+        """Its inputs; for one that could not be compared, what that was made of."""
+        found, pending, seen = [], list(made.inputs), set(made.inputs)
+        while pending:
+            site = pending.pop()
+            if site in errors:
+                found.append(site)
+            elif site in self.made:
+                further = [s for s in self.made[site].inputs if s not in seen]
+                pending += further
+                seen.update(further)
+        return found
 
     def _drift(self, site: Site, batch: int, error: float, input_error: float | None) -> Drift:
         made = self.made[site]
@@ -191,16 +207,20 @@ def _sample(tensor: Tensor) -> Tensor:
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     values = values.reshape(-1)
-    step = -(-values.numel() // _SAMPLE) or 1
-    return values[::step].to("cpu", torch.float32, copy=True)
+    if values.numel() > _SAMPLE:
+        # Not every n-th: those of a padded image may all lie in its margin.
+        values = values[torch.arange(_SAMPLE, device=values.device) * _SPREAD % values.numel()]
+    return values.to("cpu", torch.float32, copy=True)
 
 
 def _error(ours: Tensor, theirs: Tensor) -> float | None:
-    """None where the tensors do not pair, are not finite, or the reference is all zero."""
+    """None where the tensors do not pair, are not finite, or only the reference is all zero."""
     if ours.shape != theirs.shape:
         return None
     size = float(torch.linalg.vector_norm(theirs.double()))
     error = float(torch.linalg.vector_norm(ours.double() - theirs.double()))
+    if size == error == 0:
+        return 0.0
     return error / size if size > 0 and size < float("inf") and error < float("inf") else None
 
 
