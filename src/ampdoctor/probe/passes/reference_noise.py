@@ -50,4 +50,4 @@ def _terms_of_loss(workload: Workload, exact: Run) -> float:
         for name, parameter in workload.model.named_parameters()
         if name in exact.gradients
     )
-    return max(filter(math.isfinite, terms), default=0.0)  # FP32 may have gradients that are NaN too
+    return max((term for term in terms if math.isfinite(term)), default=0.0)
