@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from ampdoctor import diagnose as diagnose_package
 from ampdoctor import scan as scan_live
 from ampdoctor.api.request import scale_of
 from ampdoctor.config.loss_scale import DynamicScaler
@@ -332,3 +335,55 @@ def test_an_infinity_that_is_selected_away_is_not_what_a_scale_too_high_overflow
         assert [b.site.op for b in trace.births if b.site and b.site.phase == "forward"] == ["aten::mul"]
         assert report.verdict == verdict
         assert report.loss_scale.window is not None
+
+
+# ---------------------------------------------------------------- gradients too small for anyone
+
+
+@pytest.mark.parametrize("slope", [1e-15, 1e-34])
+@pytest.mark.parametrize(
+    "plan", [{}, {"scaler": "fixed"}, {"dtype": "bfloat16", "scaler": "none", "loss_scale": 1.0}]
+)
+def test_what_vanishes_in_fp32_too_is_no_scale_s_fault(slope: float, plan: dict[str, Any]) -> None:
+    _, report = steep(slope, **plan)  # below 2^-45 = 2.8e-14
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    if plan.get("dtype") is None:  # BF16 holds both numbers
+        (finding,) = (f for f in report.findings if f.code == "AMP203")
+        assert (finding.severity, finding.title) == ("info", "gradient vanishes in FP32 too")
+        assert "no gradient is lost that FP32 would train with" in report.sentence
+
+
+def test_what_is_small_and_trains_is_still_lost() -> None:
+    _, report = steep(1e-12, loss_scale=1.0)
+    assert report.verdict == "gradient-underflow"
+    assert report.loss_scale.recommended == 2.0**24
+
+
+def test_what_vanishes_is_small_beside_the_whole_model() -> None:
+    # 1e-12 is lost where it is all there is, and vanishes beside a gradient of 100: 1e-14 < 2^-45 of it.
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loud, self.faint = Weight(), Weight()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.loud(x), self.faint(x)
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        loud, faint = model(batch)
+        loss: Tensor = loud.float().sum() * 100 + faint.float().sum() * 1e-12
+        return loss
+
+    _, report = scan(Two(), torch.ones(1, 1), step, scaler="dynamic")
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+    assert [f.module for f in report.findings if f.code == "AMP203"] == ["faint.fc"]
+
+
+def test_no_remedy_has_dots_in_it() -> None:
+    rules = Path(diagnose_package.__file__).parent
+    for file in sorted(rules.rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        pages = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        dotted = [n.value for n in texts if id(n) not in pages and ("..." in n.value or "…" in n.value)]
+        assert not dotted, f"{file.name}: {dotted}"

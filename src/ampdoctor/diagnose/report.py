@@ -193,7 +193,7 @@ class ParameterRow:
     """Elements that are zero here, of those nonzero in the reference."""
     relative_error: float | None
     noise: bool = False
-    """The reference's own gradient is rounding noise around zero: the other figures mean nothing."""
+    """The reference's own gradient is rounding noise, or vanishes: the other figures mean nothing."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ampdoctor.diagnose.wording import (
     short_op,
 )
 from ampdoctor.facts.trace import Trace
-from ampdoctor.scales.gradient_harm import lost_fraction
+from ampdoctor.scales.gradient_harm import lost_fraction, vanishing
 
 _WORTH_A_WORD = 0.0005
 """A share of the gradient below this is nothing to a reader: ``<0.1 %``."""
@@ -249,8 +249,14 @@ def _clean(reading: Reading) -> Headline:
     start = f"Nothing overflows {_at_scale(reading.trace)}, and"
     lost = max((share_lost(p) or 0.0 for p in reading.trace.passes if p.role == "candidate"), default=0.0)
     if lost < _WORTH_A_WORD:
-        return Headline("CLEAN.", f"{start} no gradient is lost.")
+        which = " that FP32 would train with" if _vanishes(reading.trace) else ""
+        return Headline("CLEAN.", f"{start} no gradient is lost{which}.")
     return Headline("CLEAN.", f"{start} the {percent(lost)} of the gradient that is lost harms no parameter.")
+
+
+def _vanishes(trace: Trace) -> bool:
+    """Gradients are lost that are too small for FP32 too."""
+    return any(p.lost for run in trace.passes if run.role == "candidate" for p in vanishing(run.parameters))
 
 
 def _at_scale(trace: Trace) -> str:

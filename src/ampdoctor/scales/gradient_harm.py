@@ -19,6 +19,10 @@ LOST_ERROR = 0.05
 NOISE = 1e-5
 """A gradient this far below the largest of its own module is rounding noise around zero (FP32 keeps 6e-8, and
 a sum of many terms ten times less): a bias in front of a BatchNorm, the bias of an attention key."""
+VANISHES = 2.0**-45
+"""A gradient whose largest element is below this share of the model's, or below this number, trains nothing
+in FP32 either: Adam's eps of 1e-8 is 3.5e5 times as large. What lies above FP16 can hold: at 2^24, the
+highest scale that is recommended, it keeps 2^-49, so all but the smallest sixteenth of such a range."""
 UNSURE = 0.1
 """A reference gradient that errs by more than this against float64 is itself rounding noise (a third and
 more), or so ill-conditioned that it says nothing of another precision. Healthy ones err by 1e-4."""
@@ -27,17 +31,30 @@ SCALE_DEPENDENT = 2.0
 
 
 def without_noise(parameters: Sequence[ParameterGradient]) -> list[ParameterGradient]:
-    """The parameters whose reference gradient is more than rounding noise around zero."""
+    """The parameters whose reference gradient is no rounding noise around zero, and trains something."""
     largest: dict[str, float] = {}
     for p in parameters:
         module = p.name.rpartition(".")[0]
         largest[module] = max(largest.get(module, 0.0), p.reference_absmax or 0.0)
+    floor = _floor(parameters)
     return [
         p
         for p in parameters
-        if (p.reference_absmax or 0.0) > NOISE * largest[p.name.rpartition(".")[0]]
+        if (p.reference_absmax or 0.0) >= floor
+        and (p.reference_absmax or 0.0) > NOISE * largest[p.name.rpartition(".")[0]]
         and (p.reference_error is None or p.reference_error <= UNSURE)
     ]
+
+
+def vanishing(parameters: Sequence[ParameterGradient]) -> list[ParameterGradient]:
+    """Those whose gradient is nonzero in FP32 and too small to train anything there, the largest first."""
+    floor = _floor(parameters)
+    found = [p for p in parameters if 0 < (p.reference_absmax or 0.0) < floor]
+    return sorted(found, key=lambda p: -(p.reference_absmax or 0.0))
+
+
+def _floor(parameters: Sequence[ParameterGradient]) -> float:
+    return VANISHES * max([1.0, *(p.reference_absmax or 0.0 for p in parameters)])
 
 
 def lost_fraction(parameter: ParameterGradient) -> float | None:

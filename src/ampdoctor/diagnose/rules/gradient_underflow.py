@@ -12,7 +12,10 @@ How it is found
     when it loses more than a fifth of them and its gradient is off by more
     than 5 %. Gradients that are zero in FP32 too never count, nor do those
     that are mere rounding noise around zero (a bias in front of a BatchNorm,
-    the bias of an attention key).
+    the bias of an attention key). Nor do those that vanish in FP32 too: below
+    2^-45 (3e-14) of the largest gradient of the model, or below that number.
+    Adam's eps is 1e-8; no precision trains anything with them. That is told
+    as information.
 
 What to do
     Use a loss scale (torch.amp.GradScaler), or a higher one. Where a higher
@@ -38,23 +41,54 @@ from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import SILENT
 from ampdoctor.diagnose.verdict import Reading
-from ampdoctor.diagnose.wording import count_words, percent, scale, short_op
+from ampdoctor.diagnose.wording import count_words, number, percent, scale, short_op
 from ampdoctor.facts.trace import SiteRecord
-from ampdoctor.scales.gradient_harm import lost_fraction
+from ampdoctor.scales.gradient_harm import lost_fraction, vanishing
 
 _MOSTLY_FLUSHED = 0.2
 """A backward op that zeroes this share of its elements is where the loss of gradient begins."""
 
 
 def check(reading: Reading) -> Iterable[Finding]:
-    """One finding for the scan: which parameters lose how much, and the backward op where it begins."""
+    """For the scan: which parameters lose how much, and where that begins; and which FP32 does not train."""
+    return (*_underflow(reading), *_vanishes(reading))
+
+
+def _vanishes(reading: Reading) -> Iterable[Finding]:
+    """Information: gradients that are lost here, and that no precision would train anything with."""
+    for run in reading.trace.passes:
+        if run.role != "candidate" or not is_healthy(run, reading.trace.environment.forward_only):
+            continue
+        lost = [p for p in vanishing(run.parameters) if p.lost]
+        if lost:
+            worst = lost[0]
+            yield Finding(
+                code=CODE,
+                severity="info",
+                title="gradient vanishes in FP32 too",
+                module=worst.name.rpartition(".")[0],
+                op="",
+                source=None,
+                message=(
+                    f"The gradient of {count_words(len(lost), 'parameter')} vanishes in FP32 too: the "
+                    f"largest is {number(worst.reference_absmax)}, of {worst.name}. That trains nothing in any "
+                    "precision, and no loss scale is judged by it."
+                ),
+                evidence={"parameters": {p.name: p.reference_absmax for p in lost}},
+                whole_scan=True,
+                remedy="Give this term of the loss more weight, or leave the parameters out of training.",
+            )
+            return
+
+
+def _underflow(reading: Reading) -> Iterable[Finding]:
     damage = reading.damage
     if reading.basis is not None and reading.basis.standing == SILENT:
         return ()  # an infinity that was absorbed in forward took the gradients with it
     if damage is None or not damage.damaged:
         return ()
     environment = reading.trace.environment
-    candidate = find_pass(reading.trace, "candidate", damage.batch, environment.loss_scale)
+    candidate = find_pass(reading.trace, "candidate", damage.batch, reading.trace.loss_scale)
     if candidate is None or not is_healthy(candidate, environment.forward_only):
         return ()  # zeros next to NaN are no underflow
     begins = _where_it_begins(candidate.sites)

@@ -46,7 +46,7 @@ def check(reading: Reading) -> Iterable[Finding]:
     environment, step = reading.trace.environment, reading.trace.optimizer_step
     if step is None or environment.loss_scale == 1.0:
         return ()
-    candidate = find_pass(reading.trace, "candidate", 0, environment.loss_scale)
+    candidate = find_pass(reading.trace, "candidate", 0, reading.trace.loss_scale)
     half = [p.name for p in candidate.parameters if p.dtype == "float16"] if candidate else []
     if not half:
         return ()
