@@ -71,8 +71,8 @@ def _vanishes(reading: Reading) -> Iterable[Finding]:
                 source=None,
                 message=(
                     f"The gradient of {count_words(len(lost), 'parameter')} vanishes in FP32 too: the "
-                    f"largest is {number(worst.reference_absmax)}, of {worst.name}. That trains nothing in any "
-                    "precision, and no loss scale is judged by it."
+                    f"largest is {number(worst.reference_absmax)}, of {worst.name}. That trains nothing in "
+                    "any precision, and no loss scale is judged by it."
                 ),
                 evidence={"parameters": {p.name: p.reference_absmax for p in lost}},
                 whole_scan=True,
