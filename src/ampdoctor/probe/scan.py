@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import math
 import time
 from collections.abc import Callable
@@ -15,12 +14,10 @@ import torch
 from ampdoctor.errors import ProbeError, memory_runs_out
 from ampdoctor.facts.drift import Drift
 from ampdoctor.facts.environment import Settling
-from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import (
     Birth,
     OptimizerStep,
     Pass,
-    Raised,
     ScaleRun,
     SiteRecord,
     Trace,
@@ -28,13 +25,8 @@ from ampdoctor.facts.trace import (
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.alone import alone
 from ampdoctor.probe.alternatives import with_alternatives
-from ampdoctor.probe.births.bad_tensors import bad_tensors, batch_size
-from ampdoctor.probe.births.birth_facts import Seen, describe_births
-from ampdoctor.probe.births.cast_weights import blame_the_cast
-from ampdoctor.probe.births.low_scale import depends_on_scale, reach_as_at
-from ampdoctor.probe.births.newborn import Newborn
-from ampdoctor.probe.births.reference_twins import ReferenceWatch
-from ampdoctor.probe.births.second_look import SecondLook
+from ampdoctor.probe.births.bad_tensors import bad_tensors
+from ampdoctor.probe.births.closer_look import CloserLook, where_raised
 from ampdoctor.probe.drift import find_drift
 from ampdoctor.probe.environment import environment_of
 from ampdoctor.probe.observer_effect import effect_of_recording
@@ -51,7 +43,6 @@ from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.unrecorded import Absent
 from ampdoctor.scales.drift import has_parted
-from ampdoctor.scales.powers_of_two import ROOT_SCALE
 from ampdoctor.scales.recordings import is_finite
 from ampdoctor.scales.search_allowed import why_not_searched
 
@@ -276,64 +267,17 @@ class _Session:
 
     def _look_closer(self, run: Pass) -> None:
         """A second look at a candidate that is not sound: its births, and exact counts."""
-        batch, precision = self.workload.batches[run.batch], candidate(self.plan, self.device, run.loss_scale)
+        if self.interrupted:
+            return
         self.progress(f"second look, batch {run.batch}", 2 * run.batch + 1, 2 * len(self.workload.batches))
-        look = self._look(batch, precision, run.raised)
-        if look is not None:
-            counted = replace(run, sites=tuple(_with_counts(r, look.exact) for r in run.sites))
-            self.passes[self.passes.index(run)] = counted
-            self._describe(run.batch, batch, precision, look, run.raised)
-
-    def _look(self, batch: Any, precision: Precision, raised: Raised | None) -> SecondLook | None:
-        """The second look; ``raised``: what the pass it looks at ended with."""
-        run = run_pass(self.workload, batch, precision, self.plan.seed, SecondLook)
-        self.interrupted |= run.interrupted
-        if run.raised is not None and raised is None:
-            raise ProbeError(
-                f"the model runs, and cannot while its values are followed: {run.raised.type}: "
-                f"{run.raised.message}",
-                f"{_where(run.raised)}; report it as a bug of ampdoctor's",
-                run.raised.traceback,
-            )
-        return run.observer if isinstance(run.observer, SecondLook) else None
-
-    def _describe(
-        self, index: int, batch: Any, precision: Precision, look: SecondLook, raised: Raised | None
-    ) -> None:
-        size = batch_size(batch)
-        seen = []
-        high = precision.loss_scale > ROOT_SCALE
-        if high and depends_on_scale(look.births) and not self.interrupted:
-            # A scale that is too high overflows before the real fault shows: look at a low one first.
-            root = self._look(batch, replace(precision, loss_scale=ROOT_SCALE), raised)
-            if root is not None:
-                reach_as_at(look.births, root.births)
-                births = [b for b in root.births if b.in_phase("backward")]
-                seen.append(Seen(root, index, size, ROOT_SCALE, births))
-        seen.insert(0, Seen(look, index, size, precision.loss_scale, look.births))
-        by_site: dict[Site, list[Newborn]] = collections.defaultdict(list)
-        for item in seen:
-            for birth in item.births:
-                if birth.site is not None:
-                    by_site[birth.site].append(birth)
-        twins = {}
-        if by_site and not self.interrupted:
-            watch = run_pass(
-                self.workload, batch, self.reference, self.plan.seed,
-                lambda locator, precision: ReferenceWatch(locator, precision, by_site),
-            )  # fmt: skip
-            assert isinstance(watch.observer, ReferenceWatch)
-            twins = watch.observer.twins
-            self.interrupted |= watch.interrupted
-        exact = self.exact_passes.get(index)
-        # The look's own run is over: what the model holds now is what its user built.
-        blame_the_cast(look.births, self.workload.model)
+        precision = candidate(self.plan, self.device, run.loss_scale)
+        look = CloserLook(self.workload, run, precision, self.reference, self.plan.seed)
         offset = len(self.births)
-        for fact in describe_births(seen, twins, exact):
-            # The first dimension of a weight or a buffer counts no samples, be it as long as the batch.
-            samples = fact.samples if fact.origin == "batch" or not fact.name else None
-            parents = tuple(p + offset for p in fact.parents)
-            self.births.append(replace(fact, id=fact.id + offset, parents=parents, samples=samples))
+        for birth in look.births(self.exact_passes.get(run.batch)):
+            parents = tuple(p + offset for p in birth.parents)
+            self.births.append(replace(birth, id=birth.id + offset, parents=parents))
+        self.passes[self.passes.index(run)] = look.counted
+        self.interrupted |= look.interrupted
 
     def _keep(self, index: int, run: Run, exact: Run, records: tuple[SiteRecord, ...] | None = None) -> None:
         """The facts of a run, without its tensors, are the last of ``passes``."""
@@ -351,12 +295,12 @@ class _Session:
         if unseen.raised is None:
             raise ProbeError(
                 f"the model runs in FP32, and cannot while its ops are recorded: {a.type}: {a.message}",
-                f"{_where(a)}; leave that out of what is scanned, or report it as a bug of ampdoctor's",
+                f"{where_raised(a)}; leave that out of what is scanned, or report it as a bug of ampdoctor's",
                 a.traceback,
             )
         raise ProbeError(
             f"the model raises in FP32 as well: {a.type}: {a.message}",
-            "; ".join(filter(None, (_where(a), a.passed_as, "run it in plain FP32 first"))),
+            "; ".join(filter(None, (where_raised(a), a.passed_as, "run it in plain FP32 first"))),
             a.traceback,
         )
 
@@ -368,24 +312,3 @@ def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:
         and (run.loss is None or bool(torch.isfinite(run.loss).all()))
         and all(bool(torch.isfinite(t).all()) for t in (*run.gradients.values(), *run.buffers.values()))
     )
-
-
-def _with_counts(record: SiteRecord, counts: dict[Site, Any]) -> SiteRecord:
-    exact = counts.get(record.site)
-    if exact is None:
-        return record
-    overflowed = record.stats.overflowed
-    return replace(
-        record,
-        stats=replace(
-            record.stats, nan=exact.nan, inf=exact.inf, absmax=exact.absmax,
-            overflowed=None if overflowed is None else min(overflowed, exact.inf),
-        ),
-    )  # fmt: skip
-
-
-def _where(raised: Raised) -> str:
-    place = f"in {raised.module or 'the model or loss'}, {raised.phase}"
-    if raised.source is not None:
-        place += f", at {raised.source.file}:{raised.source.line}: {raised.source.text}"
-    return place
