@@ -141,6 +141,13 @@ def test_the_padding_of_attention_s_log_sum_exp_is_no_birth(ask: Ask) -> None:
     assert told["births"] == ["aten::mul"]
 
 
+def test_a_model_split_over_two_devices_stays_where_it_is_and_is_diagnosed_as_on_the_cpu(ask: Ask) -> None:
+    split, whole = ask("scenario", "two_devices")
+    assert split["placed"] == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+    assert split["verdict"] == whole["verdict"] == "forward-overflow"
+    assert split["fault"] == whole["fault"] == ["forward", "", "aten::mul", "h = h * 1e5 * 1e-5"]
+
+
 NOT_HERE = {
     "clean_lstm_packed": "the case leaves its lengths to the device",
     "ctc_target_longer_than_input": "a fused GRU cell of CUDA's own",

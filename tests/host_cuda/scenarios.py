@@ -239,3 +239,37 @@ def attention_next_to_an_overflow() -> Any:
 @scenario
 def attention_next_to_its_formula() -> Any:
     return attended(host_cuda.FLASH, 0, False)
+
+
+# -- a model on two devices
+
+
+class Split(nn.Module):
+    """Its second half on another device, where the fault lies."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = first, second
+        self.body, self.head = nn.Linear(8, 8).to(first), nn.Linear(8, 1).to(second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.body(x.to(self.first))).to(self.second)
+        h = h * 1e5 * 1e-5
+        return self.head(h).float().mean()
+
+
+def split(device: str, first: str, second: str) -> Any:
+    work = Workload("test", Split(first, second), (torch.ones(4, 8),), lambda m, x: m(x))
+    trace = probe(work, Plan(device=device, loss_scale=1.0))
+    fault = diagnose(trace).first_fault
+    told = None
+    if fault is not None and fault.source is not None:
+        told = [fault.phase, fault.module, fault.op, fault.source.text]
+    placed = [str(p.device) for p in work.model.parameters()]
+    return {"verdict": diagnose(trace).verdict, "fault": told, "placed": placed}
+
+
+@scenario
+def two_devices() -> Any:
+    return [split("cuda", "cuda:0", "cuda:1"), split("cpu", "cpu", "cpu")]

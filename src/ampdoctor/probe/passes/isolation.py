@@ -67,15 +67,18 @@ def working_copy(
 ) -> Iterator[None]:
     """The model with copies of its weights and buffers, on ``device``; floating ones in their ``dtype_of``.
 
-    The tensors the user built are put back on exit, untouched by whatever ran.
+    A model that its own code has split over several devices of that type stays where it is. The tensors the
+    user built are put back on exit, untouched by whatever ran.
     """
     originals: list[tuple[Tensor, Tensor]] = []
+    tensors = [*model.parameters(), *model.buffers()]
+    is_split = len({t.device for t in tensors if t.device.type == device.type}) > 1
     try:
-        for tensor in [*model.parameters(), *model.buffers()]:
+        for tensor in tensors:
             data = tensor.data
             dtype = dtype_of(tensor) if data.is_floating_point() else data.dtype
             originals.append((tensor, data))
-            tensor.data = data.to(device, dtype, copy=True)
+            tensor.data = data.to(data.device if is_split else device, dtype, copy=True)
         yield
     finally:
         for tensor, data in originals:
