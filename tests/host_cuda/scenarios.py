@@ -162,7 +162,7 @@ def in_every_stage(measure: Callable[[Workload, Any], Any]) -> list[Any]:
 
 @scenario
 def memory_in_a_scan() -> Any:
-    return in_every_stage(lambda work, note: probe(work, Plan(device="cuda"), note))
+    return in_every_stage(lambda work, note: probe(work, Plan(device="cuda", loss_scale=65536.0), note))
 
 
 @scenario
