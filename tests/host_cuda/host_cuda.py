@@ -25,11 +25,13 @@ def install(devices: int = 1) -> None:
     for name, answer in (
         ("is_available", True),
         ("device_count", devices),
+        ("current_device", 0),
         ("get_device_name", "host memory"),
         ("is_bf16_supported", True),
     ):
         setattr(torch.cuda, name, _always(answer))
     torch.cuda.random.device_count = torch.cuda.device_count
+    torch.cuda.random.current_device = torch.cuda.current_device
     torch.cuda.is_initialized = lambda: bool(_started)
     torch.cuda._lazy_init = _start
     torch.cuda.default_generators = tuple(torch.Generator(f"cuda:{i}") for i in range(devices))
