@@ -396,7 +396,7 @@ def test_203_names_the_worst_parameter_and_where_it_begins() -> None:
     t = trace(passes=(reference(), lossy), environment=environment(loss_scale=1.0))
     (finding,) = findings(t, "AMP203")
     assert finding.message == (
-        "At scale 1, 1 parameter loses much of the gradient to rounding: worst fc.weight with 80.0 %; "
+        "At scale 1, 1 parameter loses much of the gradient to rounding: worst fc.weight (80.0 %); "
         "40.0 % of all elements. It begins in the backward of addmm of fc."
     )
     assert finding.remedy.startswith("Use a loss scale: torch.amp.GradScaler")

@@ -67,3 +67,14 @@ def test_another_draw_in_float64_says_nothing_of_noise() -> None:
     parameters = candidate(trace).parameters
     assert max(p.relative_error or 0.0 for p in parameters) > 0.05
     assert {p.reference_error for p in parameters} == {None}
+
+
+def test_a_gradient_whose_terms_are_lost_further_up_is_said_to_be_off() -> None:
+    """Of five terms FP16 keeps 2^-23 and loses four of 2^-26: their sum is a third too small, and no zero."""
+    weights = torch.tensor([2.0**-23, 2.0**-26, 2.0**-26, 2.0**-26, 2.0**-26])[:, None]
+    model = nn.Linear(1, 1)
+    _, report = scan(model, torch.ones(5, 1), lambda m, x: (m(x).float() * weights).sum(), loss_scale=1.0)
+    assert report.verdict == "gradient-underflow"
+    (finding,) = (f for f in report.findings if f.code == "AMP203")
+    assert "worst weight (off by 33.3 %)" in finding.message
+    assert report.sentence.endswith("worst weight (off by 33.3 %).")

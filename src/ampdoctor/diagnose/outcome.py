@@ -11,7 +11,13 @@ from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.trace import ParameterGradient, Pass, Trace
 from ampdoctor.facts.words import Role
 from ampdoctor.scales.drift import loss_error
-from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
+from ampdoctor.scales.gradient_harm import (
+    GRADIENT_ERROR,
+    LOST_SHARE,
+    harmed,
+    lost_fraction,
+    without_noise,
+)
 
 LOSS_ERROR = 1e-2
 """A relative loss error past this is no rounding: FP16 keeps 3 digits, a healthy case errs by 1e-4."""
@@ -28,6 +34,12 @@ class GradientDamage:
     """Of the whole gradient, in the 2-norm."""
     damaged: tuple[ParameterGradient, ...]
     """Parameters that lose too much, worst first."""
+
+
+def what_is_lost(parameter: ParameterGradient) -> str:
+    """``80.0 %`` of its elements are zero here; ``off by 31.2 %`` where few are, made of ones that are."""
+    share = lost_fraction(parameter) or 0.0
+    return percent(share) if share > LOST_SHARE else f"off by {percent(parameter.relative_error)}"
 
 
 def is_healthy(one_pass: Pass, forward_only: bool = False) -> bool:

@@ -7,7 +7,7 @@ from ampdoctor.diagnose.domain import leaves_domain
 from ampdoctor.diagnose.drift import DriftReading, outcome_words
 from ampdoctor.diagnose.first_fault import tensor_name
 from ampdoctor.diagnose.headline import Headline
-from ampdoctor.diagnose.outcome import find_pass, share_lost, what_is_wrong
+from ampdoctor.diagnose.outcome import find_pass, share_lost, what_is_lost, what_is_wrong
 from ampdoctor.diagnose.report import FirstFault
 from ampdoctor.diagnose.standing import SILENT
 from ampdoctor.diagnose.updates import destroying_step, update_damage
@@ -25,7 +25,7 @@ from ampdoctor.diagnose.wording import (
     short_op,
 )
 from ampdoctor.facts.trace import Trace
-from ampdoctor.scales.gradient_harm import lost_fraction, vanishing
+from ampdoctor.scales.gradient_harm import vanishing
 
 _WORTH_A_WORD = 0.0005
 """A share of the gradient below this is nothing to a reader: ``<0.1 %``."""
@@ -175,7 +175,7 @@ def _underflow(reading: Reading) -> Headline:
     return Headline(
         head,
         f"{count_words(len(damage.damaged), 'parameter')} get a gradient that rounding zeroed; worst "
-        f"{worst.name} ({percent(lost_fraction(worst))}).",
+        f"{worst.name} ({what_is_lost(worst)}).",
     )
 
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ampdoctor.diagnose.amounts import gradient_lost
-from ampdoctor.diagnose.outcome import GradientDamage, find_pass, is_healthy
+from ampdoctor.diagnose.outcome import GradientDamage, find_pass, is_healthy, what_is_lost
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import SILENT
@@ -122,7 +122,7 @@ def _message(damage: GradientDamage, loss_scale: float) -> str:
     lose = "loses" if len(damage.damaged) == 1 else "lose"
     return (
         f"{at}, {count_words(len(damage.damaged), 'parameter')} {lose} much of the gradient to rounding: "
-        f"worst {worst.name} with {percent(lost_fraction(worst))}; "
+        f"worst {worst.name} ({what_is_lost(worst)}); "
         f"{percent(damage.lost_fraction)} of all elements."
     )
 
