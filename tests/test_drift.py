@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -187,3 +189,28 @@ def test_a_model_that_magnifies_any_rounding_is_no_drift() -> None:
     errors = [(p.relative_error or 0.0) for p in without_noise(candidate(trace).parameters)]
     assert max(errors) > 1.0
     assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
+class RebuildsItsInput(torch.autograd.Function):
+    """x^2, with x + 1024 kept for backward instead of x: FP16 keeps whole numbers there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x + 1024)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (kept,) = ctx.saved_tensors
+        return gradient * 2 * (kept - 1024)
+
+
+def test_a_backward_that_rebuilds_its_input_is_named_at_its_line() -> None:
+    """1.4, 1.6 and 0.6 come back as 1, 2 and 1. FP32 errs alike, 2^13 times less: the line is at fault."""
+    x = torch.tensor([[1.4, 1.4, 1.6, 0.6]])
+    report = report_of(lambda m, b: RebuildsItsInput.apply(m(b)).float().mean(), x)
+    assert report.verdict == "drift"
+    (finding,) = [f for f in report.findings if f.code == "AMP206"]
+    assert (finding.op, finding.evidence["begins"]["kind"]) == ("aten::sub", "difference")
+    assert finding.source is not None
+    assert "kept - 1024" in finding.source.text

@@ -168,6 +168,11 @@ MAKES_TENSORS = (
 def test_the_cases_get_the_same_diagnosis_on_the_device_and_on_the_cpu(ask: Ask) -> None:
     slugs = [c.slug for c in model_cases() if c.slug not in NOT_HERE]
     answers = ask("case", *(f"{slug}+device" if slug in MAKES_TENSORS else slug for slug in slugs))
+    for said in answers.values():
+        # On CUDA torch's own optimizers step all parameters in one op: foreach is their default there.
+        said["cuda"]["fault"] = [
+            part.replace("_foreach_", "") for part in said["cuda"]["fault"] or ()
+        ] or None
     told, expected = (
         {slug: {k: v for k, v in said[device].items() if k != "device"} for slug, said in answers.items()}
         for device in ("cuda", "cpu")

@@ -31,7 +31,7 @@ data:
 
 {loss}
 
-# optimizer: {{target: FILE.py:build_optimizer}}  # (model) -> torch.optim.Optimizer
+# optimizer: {{target: FILE.py:build_optimizer, steps: 25}}  # (model) -> torch.optim.Optimizer; steps to take
 
 precision:
   # mode: autocast  # autocast | half (weights and batch in dtype) | none (as built)

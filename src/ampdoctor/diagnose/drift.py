@@ -28,7 +28,9 @@ by up to 28 times what FP32's error foretells, since a ReLU that rounding turns 
 share."""
 
 _NORMALISES = frozenset(
-    f"aten::{n}" for n in ("native_batch_norm", "cudnn_batch_norm", "native_group_norm", "native_layer_norm")
+    f"aten::{n}{way}"
+    for n in ("native_batch_norm", "cudnn_batch_norm", "native_group_norm", "native_layer_norm")
+    for way in ("", "_backward")
 )
 """Ops that divide by how much their values vary, and so magnify the rounding of values that hardly do."""
 
@@ -45,7 +47,12 @@ class DriftReading:
     gradients: tuple[ParameterGradient, ...]
     """Those that are far off, worst first; what underflow took and noise left out."""
     begins: Drift | None
-    """The op of the forward where the error appears; None where none stands out."""
+    """The op where the error appears; None where none stands out."""
+
+    @property
+    def is_forward(self) -> bool:
+        """It begins at an op of the forward."""
+        return self.begins is not None and self.begins.site.phase == "forward"
 
 
 def read_drift(trace: Trace, best_errors: BestErrors) -> DriftReading | None:

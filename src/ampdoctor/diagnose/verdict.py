@@ -102,7 +102,7 @@ def _verdict(
     no_scale = scales is not None and scales.window is None
     # A forward that is wrong from one op on loses gradient at every scale alike: no scale's fault.
     by_forward = no_scale and scales is not None and scales.ceiling is not None
-    by_forward = by_forward and drift is not None and drift.begins is not None
+    by_forward = by_forward and drift is not None and drift.is_forward
     if headline is not None:
         verdict = _birth_verdict(headline)
         if verdict == "backward-overflow" and no_scale:

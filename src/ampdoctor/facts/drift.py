@@ -10,7 +10,7 @@ from ampdoctor.facts.words import DriftKind
 
 @dataclass(frozen=True)
 class Drift:
-    """The op of the forward whose output is far off while its inputs still agree with the reference's.
+    """The op whose output is far off while its inputs still agree with the reference's.
 
     Errors are |x - x_ref| / |x_ref| in the 2-norm, over at most 4,096 evenly spread elements of a tensor.
     """

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ampdoctor.facts.drift import Drift
 from ampdoctor.facts.site import Site
-from ampdoctor.facts.words import DriftKind
+from ampdoctor.facts.words import DriftKind, Phase
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.forward_only import forward_only
 from ampdoctor.probe.passes.one_pass import run_pass
@@ -34,6 +34,9 @@ _FAR = 0.05
 """A tensor is off from here on: FP16 rounds to 5e-4, BF16 to 4e-3, and a deep model adds up some of those."""
 _JUMP = 8.0
 """The error appears, rather than accumulates, where it grows by this factor in one op."""
+_JUMP_BACKWARD = 64.0
+"""The same in backward, where one op of a healthy model may cost more: the backward of a batch norm over a
+handful of values is a difference, and a ReLU that rounding turns over costs its whole gradient."""
 
 _CAST = "aten::_to_copy"
 _PERIODIC = frozenset(
@@ -47,7 +50,9 @@ _CHOICES = frozenset(
         "index", "gather", "embedding", "where", "scatter", "scatter_add", "index_select", "index_put",
         "index_put_", "masked_fill", "topk", "sort", "max_pool2d_with_indices", "bernoulli", "bernoulli_",
         "native_dropout", "rand_like", "randn_like", "normal_", "uniform_", "exponential_", "multinomial",
-        "gt", "lt", "ge", "le", "eq", "sign", "max", "min", "masked_select",
+        "gt", "lt", "ge", "le", "eq", "sign", "max", "min", "masked_select", "threshold_backward",
+        "hardtanh_backward", "leaky_relu_backward", "hardswish_backward", "hardsigmoid_backward",
+        "max_pool2d_with_indices_backward",
     )
 )  # fmt: skip
 """Ops that choose, or draw: one rounding turns a choice over, and nothing is computed wrongly for it."""
@@ -55,14 +60,19 @@ _CHOICES = frozenset(
 
 def find_drift(workload: Workload, index: int, precision: Precision, seed: int) -> Drift | None:
     """Where batch ``index``, run in ``precision``, parts from FP32; None where no op stands out."""
-    forward = forward_only(workload)
+    return _parting(forward_only(workload), index, precision, seed, "forward") or _parting(
+        workload, index, precision, seed, "backward"
+    )
+
+
+def _parting(workload: Workload, index: int, precision: Precision, seed: int, phase: Phase) -> Drift | None:
     batch = workload.batches[index]
-    passes = [run_pass(forward, batch, p, seed, _Sampled) for p in (reference(precision.device), precision)]
+    passes = [run_pass(workload, batch, p, seed, _Sampled) for p in (reference(precision.device), precision)]
     exact, ours = (run.observer for run in passes)
     assert isinstance(exact, _Sampled) and isinstance(ours, _Sampled)
     if any(run.raised is not None or run.interrupted for run in passes):
         return None
-    return ours.parting_from(exact, index)
+    return ours.parting_from(exact, index, phase)
 
 
 @dataclass(frozen=True)
@@ -114,8 +124,9 @@ class _Sampled(Observer):
         for tensor in written(func, args, kwargs):
             if is_countable(tensor):
                 self._written.put(tensor, (order, place))
-        if not op.makes_values or place.phase != "forward":
+        if not op.makes_values:
             return outputs
+        scale = self.precision.loss_scale if place.phase == "backward" else 1.0
         made = results(func, args, kwargs, outputs)
         sites = self.record(op, place, args, made, unrounded)
         for site, tensor in zip(sites, (t for t in flat(made) if is_countable(t)), strict=True):
@@ -123,7 +134,7 @@ class _Sampled(Observer):
                 if given:  # else of whole numbers, which are exact
                     self._follow_cast(given[0], tensor, order)
                 continue  # has no twin: what it holds is what was cast
-            self.made[site] = _Made(place, _sample(tensor), inputs, largest, stale)
+            self.made[site] = _Made(place, _sample(tensor) / scale, inputs, largest, stale)
             self._site.put(tensor, site)
         return outputs
 
@@ -143,19 +154,22 @@ class _Sampled(Observer):
 
     # -- against the reference
 
-    def parting_from(self, exact: _Sampled, batch: int) -> Drift | None:
-        """The op at which the error appears that the last of the tensors far off carries."""
+    def parting_from(self, exact: _Sampled, batch: int, phase: Phase) -> Drift | None:
+        """The op at which the error appears that the last of the phase's tensors far off carries."""
         errors = {
             site: error
             for site, made in self.made.items()
             if site in exact.made and (error := _error(made.sample, exact.made[site].sample)) is not None
         }
-        at = next((s for s in reversed(self.made) if errors.get(s, 0.0) > _FAR), None)
+        ends = (s for s in reversed(self.made) if s.phase == phase and errors.get(s, 0.0) > _FAR)
+        # The sum for a bias in front of a normalisation is zero but for rounding, and far off by itself.
+        at = next((s for s in ends if phase == "forward" or s.op not in _SUMS), None)
         while at is not None and errors[at] > _FAR:  # below that it accumulates: no single op is to blame
             made, error = self.made[at], errors[at]
             worst = max(self._compared(made, errors), key=lambda s: errors[s], default=None)
             before = 0.0 if worst is None else errors[worst]
-            if worst is None or before * _JUMP <= error or (made.stale is not None and before <= _FAR):
+            jump = _JUMP if at.phase == "forward" else _JUMP_BACKWARD
+            if worst is None or before * jump <= error or (made.stale is not None and before <= _FAR):
                 return self._drift(at, batch, error, None if worst is None else before)
             at = worst
         return None
@@ -179,7 +193,7 @@ class _Sampled(Observer):
         return Drift(
             batch=batch,
             site=site,
-            source=source_of(made.place.line),
+            source=source_of(made.place.backward_line or made.place.line),
             kind=_kind(site, made),
             error=error,
             input_error=input_error,

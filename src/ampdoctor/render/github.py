@@ -83,9 +83,14 @@ def _annotation(group: Sequence[tuple[Problem, Report]], options: Options, sever
 
 def _command(level: str, title: str, message: str, at: Place | None) -> str:
     """``::error file=model.py,line=33,title=AMP101 forward overflow::message``."""
-    properties = [("file", plain(at.file)), ("line", str(at.line))] if at is not None else []
+    properties = [("file", _file(at.file)), ("line", str(at.line))] if at is not None else []
     properties.append(("title", plain(title)))
     return f"::{level} {','.join(f'{key}={_property(value)}' for key, value in properties)}::{_data(message)}"
+
+
+def _file(name: str) -> str:
+    """The file's name, with what a terminal would act on written out but for line ends, which are encoded."""
+    return "".join(c if c in "\r\n" else plain(c) for c in name)
 
 
 def _data(text: str) -> str:

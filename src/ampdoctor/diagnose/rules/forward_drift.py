@@ -50,11 +50,11 @@ def check(reading: Reading) -> Iterable[Finding]:
     drift = reading.drift
     if drift is None:
         return
-    if drift.begins is None:
+    at = drift.begins
+    if at is None or not drift.is_forward:
         if not drift.gradients:  # else AMP206 speaks
             yield _everywhere(drift, reading)
         return
-    at = drift.begins
     source = at.changed_at or at.source
     yield Finding(
         code=CODE,
