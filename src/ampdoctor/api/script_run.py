@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -157,8 +157,9 @@ def run_script(program: Program, wanted: Wanted, policy: Policy) -> tuple[RunRep
     """
     recorder = Recorder(_title(program))
     examiner = Examiner(recorder, wanted, policy)
-    with LoopWatch(recorder, examiner.capture):
+    with LoopWatch(recorder, examiner.capture) as watch:
         ended = run_program(program)
+    watch.ranks.exchange(*((0.0,) if ended.interrupted else ()))
     if not ended.interrupted:
         with as_main(program):
             examiner.ended()
@@ -169,8 +170,9 @@ def run_script(program: Program, wanted: Wanted, policy: Policy) -> tuple[RunRep
         last = ended.said.splitlines()[-1] if ended.said else f"exit status {ended.status}"
         stopped = f"the script ended with {last}"
     not_seen = [f"{count} of the losses ({why})" for why, count in examiner.capture.not_replayed.items()]
+    not_seen += watch.ranks.not_seen
     report = run_report(
-        recorder.trace(),
+        replace(recorder.trace(), ranks=watch.ranks.scales),
         recorder.steps_done,
         recorder.steps_skipped,
         examiner.examined,

@@ -99,6 +99,19 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class RankScales:
+    """What the updates of one scaler of one rank left."""
+
+    rank: int
+    scaler: int
+    """Position among the rank's scalers, in the order of their first updates."""
+    updates: int
+    """How many of its updates are known, from the first."""
+    changes: tuple[tuple[int, float], ...]
+    """(update, scale after it): of the first, which is 0, and of each that left another scale than before."""
+
+
+@dataclass(frozen=True)
 class LoopTrace:
     """Everything seen of a script's loop."""
 
@@ -109,3 +122,5 @@ class LoopTrace:
     """False where events were too many to keep."""
     one_in: int = 1
     """The timeline has one in so many steps, and the last; all of a run of up to 20,000."""
+    ranks: tuple[RankScales, ...] = ()
+    """Of a run of several processes, on its first rank: the scales of all that answered."""

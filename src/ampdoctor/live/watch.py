@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer, lr_scheduler
@@ -18,6 +19,7 @@ from ampdoctor.live.around import Around, Listener
 from ampdoctor.live.backwards import GradientCalls
 from ampdoctor.live.modules import ModuleCalls
 from ampdoctor.live.optimizers import OptimizerCalls
+from ampdoctor.live.ranks import Ranks
 from ampdoctor.live.recorder import Recorder
 from ampdoctor.live.scalers import ScalerCalls
 
@@ -30,10 +32,11 @@ class LoopWatch:
 
     def __init__(self, recorder: Recorder, listener: Listener) -> None:
         self.around = Around(recorder, listener)
+        self.ranks = Ranks(self.around)
         self._undo = ExitStack()
 
     def __enter__(self) -> LoopWatch:
-        for owner, name, make in _wrappers(self.around):
+        for owner, name, make in _wrappers(self.around, self.ranks):
             original = getattr(owner, name)
             own = name in vars(owner)
             setattr(owner, name, wraps(original)(make(original)))
@@ -52,7 +55,7 @@ class LoopWatch:
         self._undo.close()
 
 
-def _wrappers(around: Around) -> Iterator[tuple[Any, str, Wrapper]]:
+def _wrappers(around: Around, ranks: Ranks) -> Iterator[tuple[Any, str, Wrapper]]:
     """What is replaced: its owner, its name, and by what."""
     modules, gradients, scalers = ModuleCalls(around), GradientCalls(around), ScalerCalls(around)
     yield nn.Module, "__call__", modules.call
@@ -80,6 +83,9 @@ def _wrappers(around: Around) -> Iterator[tuple[Any, str, Wrapper]]:
     yield GradScaler, "step", scalers.step
     yield GradScaler, "update", scalers.update
     yield GradScaler, "get_scale", scalers.get_scale
+    if dist.is_available():
+        yield dist, "destroy_process_group", ranks.destroy
+        yield dist.distributed_c10d, "destroy_process_group", ranks.destroy
 
 
 def _schedulers() -> Iterator[Any]:

@@ -14,6 +14,7 @@ from ampdoctor.diagnose.loop import (
     missing_update,
     moved_by_bad_gradients,
     penalty_on_scaled_gradients,
+    ranks_scales_differ,
     resumed_without_scaler,
     scale_changed_in_window,
     scale_too_small,
@@ -60,6 +61,7 @@ LOOP_RULES: tuple[LoopRule, ...] = (
     scaled_gradients_read.RULE,
     scaled_loss_read.RULE,
     update_without_step.RULE,
+    ranks_scales_differ.RULE,
 )
 
 OF_BOTH = (LoopRule(half.CODE, half.TITLE, "error", half.RULE.page, half.in_loop),)
