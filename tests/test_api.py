@@ -237,6 +237,12 @@ def test_an_optimizer_that_exists_already_is_refused() -> None:
         on_cpu(model, X, optimizer=torch.optim.SGD(model.parameters()))
 
 
+def test_a_function_that_returns_no_optimizer_is_named() -> None:
+    words = r"optimizer returned a list of 1 .*, not a torch\.optim\.Optimizer"
+    with pytest.raises(ampdoctor.AmpDoctorError, match=words):
+        on_cpu(Times(1.0), X, mode="half", optimizer=lambda m: [torch.optim.SGD(m.parameters())])
+
+
 def test_an_optimizer_steps_a_copy_and_its_updates_are_judged() -> None:
     model = Times(1.0)
     # d(256 w)/dw = 256, and 1e-7 x 256 = 2.6e-5; half of FP16's step below 1 is 2^-12 = 2.4e-4.

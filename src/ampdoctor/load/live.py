@@ -74,7 +74,7 @@ def live_workload(
             batches=taken,
             step=eagerly(step),
             forward_only=loss_fn == "none",
-            build_optimizer=build_optimizer,
+            build_optimizer=None if build_optimizer is None else _checked(build_optimizer),
             compiled=compiled,
         )
 
@@ -128,3 +128,15 @@ def _check_loss_fn(loss_fn: Any) -> None:
 
 def _name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _checked(build: BuildOptimizer) -> BuildOptimizer:
+    """The same; LoadError where it returns no optimizer."""
+
+    def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer: Any = build(model)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise LoadError(f"optimizer returned {describe(optimizer)}, not a torch.optim.Optimizer")
+        return optimizer
+
+    return build_optimizer
