@@ -56,6 +56,14 @@ def shown(report: Report, name: str) -> str:
     return text
 
 
+@pytest.mark.parametrize("scale", [2.0**-3, 0.3])
+def test_a_scale_below_1_does_not_stop_the_search_for_those_that_work(scale: float) -> None:
+    # 4 * 2^13 = 32,768 fits, 4 * 2^14 = 65,536 does not.
+    _, report = steep(4.0, scaler=None, loss_scale=scale)
+    assert report.verdict == "clean"
+    assert (report.loss_scale.ceiling, report.loss_scale.window) == (2.0**13, (1.0, 2.0**12))
+
+
 def test_the_scale_that_is_judged_is_where_the_scaler_settles() -> None:
     # 4 * 2^14 = 65,536 is past FP16's end, 4 * 2^13 = 32,768 is not.
     trace, report = steep(4.0)

@@ -93,7 +93,8 @@ class ScaleSearch:
         """A recording of each batch: its candidate, else its run at the lowest scale, if that is finite."""
         for candidate in self.candidates:
             self._know(candidate)
-            if is_finite(candidate) and is_power_of_two(candidate.loss_scale):
+            searched = is_power_of_two(candidate.loss_scale) and candidate.loss_scale >= 2.0**LOWEST
+            if is_finite(candidate) and searched:
                 self.recordings[candidate.batch] = candidate
             elif is_finite(lowest := self._at(candidate.batch, 2.0**LOWEST)):
                 self.recordings[candidate.batch] = lowest
