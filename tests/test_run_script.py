@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -254,6 +255,46 @@ def test_steps_and_ctrl_c_give_the_report_so_far(tmp_path: Path) -> None:
     report, ended, _ = run(written(tmp_path, MODEL + LOOP + "raise KeyboardInterrupt\n"))
     assert (report.done, report.stopped, ended.status) == (3, "interrupted", 130)
     assert urgent(report) == []
+
+
+def test_a_signal_gives_the_report_so_far(tmp_path: Path) -> None:
+    script = written(tmp_path, MODEL + LOOP + 'print("ready", flush=True)\nimport time\ntime.sleep(100)\n')
+    target = tmp_path / "r.json"
+    running = subprocess.Popen(
+        [sys.executable, "-m", "ampdoctor", "run", "-o", f"json={target}", str(script)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert (running.returncode, "Traceback" in said) == (130, False), said
+    document = json.loads(target.read_text())
+    assert (document["stopped"], document["steps"]) == ("interrupted", {"done": 3, "skipped": 0})
+
+
+def test_a_script_may_end_as_if_interrupted(tmp_path: Path) -> None:
+    target = tmp_path / "r.json"
+    script = written(tmp_path, MODEL + LOOP + "raise SystemExit(130)\n")
+    assert command(["run", "-o", f"json={target}", str(script)]) == 130
+    assert json.loads(target.read_text())["stopped"] == "the script ended with exit status 130"
+
+
+def test_what_a_fused_optimizer_skips_is_read_once_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    original = torch.Tensor.__bool__
+
+    def read(tensor: torch.Tensor) -> bool:
+        reads.append(Path(sys._getframe(1).f_code.co_filename))
+        return original(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "__bool__", read)
+    text = (MODEL + LOOP).replace("lr=0.1", "lr=0.1, fused=True").replace("1024.0", "2.0**127")
+    report, _, _ = run(written(tmp_path, text))
+    assert (report.done, report.skipped) == (3, 3)
+    assert [f.name for f in reads if f.name in ("optimizers.py", "scalers.py")] == ["optimizers.py"] * 3
 
 
 MISTAKEN = (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ampdoctor.cli.clock import today
+from ampdoctor.cli.exits import Stop
 from ampdoctor.cli.failure import show
 from ampdoctor.cli.output import check_writable, drawing, write_document
 from ampdoctor.cli.scan import save_trace
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """What comes after the script's name is the script's."""
 _STATUS_OF_CTRL_C = 130
+"""Not to be returned: newer typers return it for a Ctrl-C that came before there was anything to report."""
 
 
 def run(
@@ -80,6 +82,10 @@ def run(
     emit(report, sinks, all_layers)
     if save is not None and traces:
         save_trace(traces[-1], save)
+    if ended.interrupted:
+        raise Stop("interrupted: the report covers what was seen until then", ended.status)
+    if ended.status == _STATUS_OF_CTRL_C:
+        raise Stop(f"the script ended with exit status {ended.status}", ended.status)
     return ended.status
 
 

@@ -49,8 +49,13 @@ class OptimizerCalls:
                 return
             if inside is None:
                 self.around.take_turn(draft, optimizer)
-            elif not getattr(optimizer, "found_inf", False):
-                self.around.tell_turn(draft, False, optimizer)
+            else:
+                fused = hasattr(optimizer, "found_inf")
+                skipped = fused and bool(optimizer.found_inf)
+                if fused:  # waits for the device once: the scaler's step has no need to read it again
+                    inside[1]["skipped"] = skipped
+                if not skipped:
+                    self.around.tell_turn(draft, False, optimizer)
         self.around.mode.muted = True
 
     def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:

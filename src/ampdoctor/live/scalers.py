@@ -117,7 +117,8 @@ class ScalerCalls:
                     raise
                 finally:
                     self.around.scaler_step = outer
-                draft["skipped"] = found_inf_of(scaler, optimizer)
+                if "skipped" not in draft:
+                    draft["skipped"] = found_inf_of(scaler, optimizer)
                 moved = any(d["kind"] == "optimizer_step" for d in recorder.drafts[draft["order"] + 1 :])
                 # torch has read found_inf itself unless the optimizer is fused
                 if not moved or getattr(optimizer, "_step_supports_amp_scaling", False):
