@@ -190,6 +190,20 @@ def test_a_module_inside_autocast_of_the_models_own() -> None:
     assert treatment.plan.fp32 == ("b",)
 
 
+def test_the_remedy_of_a_finding_is_the_treatment_that_takes_it_away() -> None:
+    """FP16 overflows in 1. What is said of it in a scan is advice; here the island was run, and is named."""
+    prescription = found(peak(256.0, 512.0))
+    (finding,) = (f for f in prescription.findings if f.severity == "error")
+    assert (finding.code, finding.module) == ("AMP101", "1")
+    assert finding.remedy == "Proven by a scan: 1 in FP32."
+
+
+def test_the_remedy_of_a_finding_without_a_treatment_is_the_rules() -> None:
+    prescription = found(Calls(lambda m, x: torch.log(m.a(x)), a=linear(-1.0)))
+    assert prescription.findings
+    assert not any("Proven" in finding.remedy for finding in prescription.findings)
+
+
 def test_what_fails_in_fp32_too_is_called_incurable() -> None:
     model = Calls(lambda m, x: torch.log(m.a(x)), a=linear(-1.0))
     prescription = found(model)

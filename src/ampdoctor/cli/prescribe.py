@@ -24,6 +24,10 @@ def prescribe(
     step: StepNumber = None,
     backward: Backward = None,
     budget: Annotated[int, typer.Option(help="Passes that the search may take.", min=1)] = 200,
+    formats: Annotated[
+        str | None,
+        typer.Option(help="Find the cheapest of these for each module as well: fp8,fp16,bf16,fp32."),
+    ] = None,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the prescription to this file.")
@@ -39,6 +43,7 @@ def prescribe(
 
     Tries a loss scale, then the fewest modules in FP32, then BF16. What is listed was run on every batch.
     """
+    from ampdoctor.remedy.formats import FORMATS
     from ampdoctor.remedy.plan_file import plan_text
     from ampdoctor.render import PRESCRIPTION
 
@@ -47,6 +52,12 @@ def prescribe(
     check_writable(save, "--save")
     if show not in (None, "code"):
         raise ConfigError(f"--show {show}: there is only code to show", hint="--show code")
+    wanted = [] if formats is None else [word.strip().lower() for word in formats.split(",")]
+    unknown = [word for word in wanted if word not in FORMATS]
+    if unknown:
+        raise ConfigError(
+            f"--formats: {unknown[0]!r} is none of {', '.join(FORMATS)}", "--formats fp8,fp16,bf16,fp32"
+        )
     named = Script.named(script, context, step, backward)
     source = source_of(config, (None, None, None), set_ or [], named)
     with user_output_to_stderr(), progress_bar(quiet) as progress:
@@ -55,7 +66,9 @@ def prescribe(
         from ampdoctor.remedy.prescribe import prescribe as search
 
         with opened(source) as (workload, settings):
-            found = search(workload, plan_of(settings), policy_of(settings, today()), budget, progress)
+            found = search(
+                workload, plan_of(settings), policy_of(settings, today()), budget, progress, wanted
+            )
     best = found.treatments[0] if found.treatments else None
     if save is not None and best is not None:
         write_file(plan_text(best.plan).encode(), save)

@@ -20,6 +20,11 @@ class FloatFormat:
     has_infinity: bool = True
 
     @property
+    def bits(self) -> int:
+        """All of them, with the sign."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
     def bias(self) -> int:
         """The exponent's offset: 15 in FP16."""
         return int(2 ** (self.exponent_bits - 1)) - 1

@@ -43,6 +43,19 @@ class LineChange:
 
 
 @dataclass(frozen=True)
+class ModuleFormats:
+    """The formats that a module's values are rounded to, in a candidate that is FP32 otherwise."""
+
+    path: str
+    """Of a module, whose finest modules are meant; ``*`` stands for any one name: ``blocks.*.mlp``."""
+    forward: str
+    """Of its inputs, weights and outputs: ``float8_e4m3fn`` | ``float8_e5m2`` | ``float16`` | ``bfloat16`` |
+    ``float32``. The 8-bit ones have a power of two per tensor."""
+    gradient: str
+    """Of the gradients that come in at its outputs and leave at its inputs."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """How to run the candidate. Defaults are the contract's, but for the loss scale, which is fixed here."""
 
@@ -74,5 +87,7 @@ class Plan:
     """What of the candidate's backward runs at another scale than the loss scale."""
     line_changes: tuple[LineChange, ...] = ()
     """Lines that the candidate runs otherwise than they are written."""
+    formats: tuple[ModuleFormats, ...] = ()
+    """With any, the candidate is FP32 without autocast, and these modules' values are rounded."""
     optimizer_steps: int = 25
     """Steps of the optimizer to take, where one is configured."""

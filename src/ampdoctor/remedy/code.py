@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampdoctor.remedy.plan import TreatmentPlan
+from ampdoctor.remedy.plan import TreatmentPlan, format_word
 
 _ISLANDS = '''\
 def run_in_fp32(module):
@@ -111,6 +111,9 @@ def code_of(plan: TreatmentPlan, dtype: str) -> str:
             "run it in FP32" if change.constant is None else f"{change.becomes} instead of {change.constant}"
         )
         lines.append(f"# edit {change.file}:{change.line}: {what}")
+    for item in plan.formats:
+        words = f"forward {format_word(item.forward)}, gradient {format_word(item.gradient)}"
+        lines.append(f"# {item.path}: {words}; FP8 needs kernels of its own (Transformer Engine, torchao)")
     if plan.loss_fp32:
         lines += ["# open autocast around the model only, and compute the loss outside it on outputs.float()"]
     return "\n".join(lines) + "\n"

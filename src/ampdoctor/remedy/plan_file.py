@@ -11,8 +11,8 @@ import yaml
 
 from ampdoctor.errors import ConfigError
 from ampdoctor.files import read_bounded
-from ampdoctor.probe.plan import LineChange
-from ampdoctor.remedy.plan import TreatmentPlan, nearest
+from ampdoctor.probe.plan import LineChange, ModuleFormats
+from ampdoctor.remedy.plan import FORMAT_NAMES, TreatmentPlan, format_word, nearest
 from ampdoctor.safe_yaml import BadYaml, load
 
 VERSION = 1
@@ -34,6 +34,11 @@ def plan_text(plan: TreatmentPlan) -> str:
         document["scales"] = {path: _number(factor) for path, factor in plan.scales.items()}
     if plan.lines:
         document["lines"] = [_line(change) for change in plan.lines]
+    if plan.formats:
+        document["formats"] = {
+            item.path: {"forward": format_word(item.forward), "gradient": format_word(item.gradient)}
+            for item in plan.formats
+        }
     return str(yaml.safe_dump(document, sort_keys=False))
 
 
@@ -58,10 +63,30 @@ def read_plan(path: Path) -> TreatmentPlan:
         if key not in known:
             raise ConfigError(f"{path}: a plan has no key {key!r}", nearest(str(key), known))
         if not _CHECKS[key][0](value):
-            raise ConfigError(f"{path}: {key}: {value!r} is not {_CHECKS[key][1]}")
+            raise ConfigError(f"{path}: {key}: {value!r} is not {_CHECKS[key][1]}", _quotes(value))
     paths = tuple(document.pop("fp32", ()))
     lines = tuple(LineChange(**change) for change in document.pop("lines", ()))
-    return TreatmentPlan(fp32=paths, lines=lines, **document)
+    formats = tuple(
+        ModuleFormats(name, FORMAT_NAMES[pair["forward"]], FORMAT_NAMES[pair["gradient"]])
+        for name, pair in document.pop("formats", {}).items()
+    )
+    return TreatmentPlan(fp32=paths, lines=lines, formats=formats, **document)
+
+
+def _quotes(value: Any) -> str:
+    """A hint for a module's name that YAML reads as a number: ``1`` in ``{1: 256}``."""
+    names = value if isinstance(value, dict | list) else ()
+    numeric = next((name for name in names if isinstance(name, int | float)), None)
+    return "" if numeric is None else f'put the module\'s name in quotes: "{numeric}"'
+
+
+def _is_format_pair(value: Any) -> bool:
+    """A format of forward and one of gradients."""
+    return (
+        isinstance(value, dict)
+        and set(value) == {"forward", "gradient"}
+        and all(isinstance(name, str) and name in FORMAT_NAMES for name in value.values())
+    )
 
 
 def _line(change: LineChange) -> dict[str, Any]:
@@ -111,6 +136,13 @@ _CHECKS: dict[str, tuple[Any, str]] = {
             and all(isinstance(path, str) and _is_scale(factor) for path, factor in value.items())
         ),
         "module paths, each with a number above 0",
+    ),
+    "formats": (
+        lambda value: (
+            isinstance(value, dict)
+            and all(isinstance(path, str) and _is_format_pair(pair) for path, pair in value.items())
+        ),
+        f"module paths, each with {{forward, gradient}} out of {', '.join(FORMAT_NAMES)}",
     ),
 }
 """{key: (whether a value is one, what one is)}"""

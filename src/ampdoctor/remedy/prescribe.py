@@ -9,27 +9,30 @@ from functools import partial
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.outcome import find_pass
 from ampdoctor.diagnose.policy import Policy
-from ampdoctor.diagnose.report import Report
+from ampdoctor.diagnose.report import Finding, Report
 from ampdoctor.diagnose.wording import listing, place, source_place
 from ampdoctor.diagnose.wording import scale as scale_words
 from ampdoctor.errors import memory_runs_out
-from ampdoctor.facts.trace import Trace
+from ampdoctor.facts.floats import FLOAT32
+from ampdoctor.facts.trace import Pass, Trace
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.format_ranges import ranges_of
 from ampdoctor.probe.part_ceilings import Ceilings, base_scale
-from ampdoctor.probe.plan import Plan, ScaledModule, WideModule
+from ampdoctor.probe.plan import ModuleFormats, Plan, ScaledModule, WideModule
 from ampdoctor.probe.scan import probe
 from ampdoctor.probe.stages import Progress, Stages
 from ampdoctor.probe.trials import LOWER_SCALES, Trials
 from ampdoctor.remedy.cost import flops_by_module, share_of
+from ampdoctor.remedy.findings import remedied
+from ampdoctor.remedy.formats import choices, narrowest, uses_fp16_gradients, with_patterns
 from ampdoctor.remedy.formulations import formulations
 from ampdoctor.remedy.islands import NEVER_CALLED, is_minimal, module_tree, smallest_islands
 from ampdoctor.remedy.judge import fails_in_fp32, what_fails
 from ampdoctor.remedy.parts import fewest_parts
 from ampdoctor.remedy.plan import Output, TreatmentPlan, change_words
 from ampdoctor.remedy.plan_file import plan_text
-from ampdoctor.remedy.prescription import Attempt, Cost, Kind, Prescription, Proof, Treatment
-from ampdoctor.scales.drift import loss_error
-from ampdoctor.scales.gradient_harm import without_noise
+from ampdoctor.remedy.prescription import Attempt, Cost, Kind, Prescription, Treatment
+from ampdoctor.remedy.proof import proof_of, proof_of_scan
 
 BUDGET = 200
 """Passes that the search may take."""
@@ -38,7 +41,7 @@ BUDGET = 200
 _OF_THE_SCALE = ("backward-overflow", "gradient-underflow", "no-workable-scale")
 
 
-_ORDER = ("loss-scale", "scale-per-part", "fp32", "a number", "dear", "formulation", "bf16")
+_ORDER = ("loss-scale", "scale-per-part", "fp32", "a number", "dear", "formulation", "bf16", "formats")
 _MOST = 0.5
 """Of the FLOPs: an FP32 treatment that takes more stands behind the change of a number."""
 
@@ -48,15 +51,21 @@ class BudgetSpent(Exception):
 
 
 def prescribe(
-    workload: Workload, plan: Plan, policy: Policy, budget: int = BUDGET, progress: Progress | None = None
+    workload: Workload,
+    plan: Plan,
+    policy: Policy,
+    budget: int = BUDGET,
+    progress: Progress | None = None,
+    formats: Sequence[str] = (),
 ) -> Prescription:
     """The treatments that cure what a scan of ``workload`` as ``plan`` finds; cheapest first.
 
+    ``formats``: words of ``remedy.formats.FORMATS``; with any, the cheapest of them for each module as well.
     Raises what ``probe`` raises, and KeyboardInterrupt where the first scan was interrupted.
     """
     stages = Stages(progress)
     with memory_runs_out(lambda: stages.doing("while searching treatments")):
-        return _Search(workload, plan, policy, budget, stages).run()
+        return _Search(workload, plan, policy, budget, stages, formats).run()
 
 
 def treated(plan: Plan, treatment: TreatmentPlan) -> Plan:
@@ -74,6 +83,7 @@ def treated(plan: Plan, treatment: TreatmentPlan) -> Plan:
         wide_modules=tuple(WideModule(path, treatment.output == "cast") for path in treatment.fp32),
         wide_loss=treatment.loss_fp32,
         line_changes=treatment.lines,
+        formats=treatment.formats,
         scaled_modules=tuple(ScaledModule(path, factor) for path, factor in treatment.scales.items()),
     )
 
@@ -85,8 +95,11 @@ class _Search:
     policy: Policy
     budget: int
     progress: Progress
+    formats: Sequence[str] = ()
     treatments: list[Treatment] = field(default_factory=list)
     tried: list[Attempt] = field(default_factory=list)
+    findings_left: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
+    """{plan of a treatment: the findings that the scan under it still has}"""
     scans: int = 0
     """Passes of scans that stood in for trials."""
     by_scan: bool = False
@@ -109,9 +122,13 @@ class _Search:
                 self._search(trace, report)
                 if not self.treatments:
                     incurable = _nothing(report)
+        if self.formats and not incurable.startswith(_GENUINE):
+            self._within_budget("formats", "a format for each module", self._formats)
+            incurable = "" if self.treatments else incurable
         return Prescription(
             trace.environment, report.verdict, report.sentence, tuple(self.treatments), tuple(self.tried),
             incurable, self.trials.runs + self.scans, _not_run(report, self.treatments),
+            remedied(report.findings, self.treatments, self.findings_left),
         )  # fmt: skip
 
     def _search(self, trace: Trace, report: Report) -> None:
@@ -233,7 +250,43 @@ class _Search:
         if self.plan.dtype != "bfloat16":
             self._prove("bf16", "BF16 for all", TreatmentPlan(dtype="bfloat16", loss_scale=1.0), 0.0)
 
+    def _formats(self) -> None:
+        ranges = ranges_of(self.workload, self.plan)
+        found = choices(ranges, self.formats, self.plan.underflow_limit, self.plan.scale_margin_bits)
+
+        def plan_for(table: tuple[ModuleFormats, ...]) -> TreatmentPlan:
+            return TreatmentPlan(loss_scale=found.loss_scale, formats=table)
+
+        table = narrowest(found, lambda table: self._works(plan_for(table)))
+        if table is None:
+            self.tried.append(
+                Attempt("formats", "a format for each module", "the widest allowed fail as well")
+            )
+            return
+        plan = plan_for(with_patterns(table))
+        pairs: list[tuple[Pass, Pass]] = []
+        why = self._run(plan, pairs)
+        if why:
+            self.tried.append(Attempt("formats", "a format for each module", why))
+            return
+        if not uses_fp16_gradients(table):
+            plan = replace(plan, loss_scale=None)
+        low = tuple(item.path for item in table if item.forward != FLOAT32.name)
+        share = share_of(flops_by_module(self.workload, self.plan), low)
+        cost = Cost(None if share is None else 1.0 - share, None)
+        self.treatments.append(
+            Treatment("formats", plan, proof_of(pairs, found.loss_scale, None), cost, None)
+        )
+
     # -- running them
+
+    def _works(self, plan: TreatmentPlan) -> bool:
+        """Whether it holds in a short run on every batch, whatever the scan without treatment needed."""
+        by_scan, self.by_scan = self.by_scan, False
+        try:
+            return self._holds(plan)
+        finally:
+            self.by_scan = by_scan
 
     def _prove(
         self,
@@ -254,7 +307,10 @@ class _Search:
         if why:
             self.tried.append(Attempt(kind, what, why))
             return False
-        self.treatments.append(Treatment(kind, plan, _proof(trace, report), Cost(flops, None), minimal()))
+        self.treatments.append(
+            Treatment(kind, plan, proof_of_scan(trace, report), Cost(flops, None), minimal())
+        )
+        self.findings_left[plan_text(plan)] = report.findings
         return True
 
     def _holds(self, plan: TreatmentPlan) -> bool:
@@ -269,13 +325,15 @@ class _Search:
             self.known[key] = self._scan_fails(plan) if self.by_scan else self._run(plan)
         return self.known[key]
 
-    def _run(self, plan: TreatmentPlan) -> str:
+    def _run(self, plan: TreatmentPlan, pairs: list[tuple[Pass, Pass]] | None = None) -> str:
         run = treated(self.plan, plan)
         lower = [scale for scale in LOWER_SCALES if scale < run.loss_scale and run.dtype == "float16"]
         if plan.loss_scale is not None:
             lower = []
         self.progress(f"trial {self.trials.runs + 1}", 1, 1)
         for facts, exact in self.trials.run(run, list(self.order), lower):
+            if pairs is not None:
+                pairs.append((facts, exact))
             why = what_fails(facts, exact, self.workload.forward_only)
             if why:
                 self.order.remove(facts.batch)
@@ -305,26 +363,6 @@ class _Search:
         return trace, diagnose(trace, self.policy)
 
 
-def _proof(trace: Trace, report: Report) -> Proof:
-    runs = [p for p in trace.passes if p.role == "candidate"]
-    losses = [
-        error
-        for p in runs
-        if (exact := find_pass(trace, "reference", p.batch)) is not None
-        and (error := loss_error(p, exact)) is not None
-    ]
-    gradients = [
-        q.relative_error for p in runs for q in without_noise(p.parameters) if q.relative_error is not None
-    ]
-    return Proof(
-        len(runs),
-        trace.loss_scale,
-        max(losses, default=None),
-        max(gradients, default=None),
-        report.loss_scale.window,
-    )
-
-
 def _rank(treatment: Treatment) -> int:
     """Where a treatment stands in the list: another number costs nothing, most of a model in FP32 does."""
     if any(change.constant is not None for change in treatment.plan.lines):
@@ -341,8 +379,11 @@ def _not_run(report: Report, treatments: Sequence[Treatment]) -> tuple[str, ...]
     return tuple(dict.fromkeys(f"{source_place(f.source)}: {f.remedy}" for f in errors))
 
 
+_GENUINE = "nothing in reach cures this, FP32 fails as well"
+
+
 def _genuine(report: Report) -> str:
-    return f"nothing in reach cures this, FP32 fails as well{_at(report)}"
+    return f"{_GENUINE}{_at(report)}"
 
 
 def _nothing(report: Report) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ampdoctor.diagnose.report import Finding
 from ampdoctor.facts.environment import Environment
 from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.words import Verdict
@@ -17,7 +18,8 @@ Kind = Literal["loss-scale", "fp32", "scale-per-part", "formulation", "bf16", "f
 
 @dataclass(frozen=True)
 class Proof:
-    """A whole scan with the treatment, on every batch: its verdict was ``clean``."""
+    """A whole scan with the treatment, on every batch: its verdict was ``clean``. Of formats, a run of every
+    batch within the limits that a diagnosis calls harm."""
 
     batches: int
     """All of them ended with a finite loss and finite gradients."""
@@ -79,6 +81,9 @@ class Prescription:
     """Passes of the search, without the scans that diagnose and prove."""
     not_run: tuple[str, ...] = ()
     """What the rules advise at a line, which no program here can apply: ``model.py:47: ...``."""
+    findings: tuple[Finding, ...] = ()
+    """Of the scan without treatment. The remedy of one that is gone in the scan under a treatment is the best
+    such treatment; else what its rule advises."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document ``ampdoctor.prescription/1``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,10 @@ from ampdoctor.probe.passes.control_flow import control_flow_as_python
 from ampdoctor.probe.passes.device import tf32_off
 from ampdoctor.probe.passes.isolation import working_copy
 from ampdoctor.probe.passes.line_changes import lines_changed
+from ampdoctor.probe.passes.module_formats import run_in_formats
 from ampdoctor.probe.passes.scaled_parts import scaled_apart
 from ampdoctor.probe.passes.wide_modules import only_the_model_is_low, run_wide, wide_tensors
-from ampdoctor.probe.plan import LineChange, Plan, ScaledModule, WideModule
+from ampdoctor.probe.plan import LineChange, ModuleFormats, Plan, ScaledModule, WideModule
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -42,6 +43,8 @@ class Precision:
     """What of its backward runs at a scale of its own."""
     line_changes: tuple[LineChange, ...] = ()
     """Lines that it runs otherwise than they are written."""
+    formats: tuple[ModuleFormats, ...] = ()
+    """What its modules' values are rounded to; it is FP32 otherwise, as the reference is."""
     widens_casts: bool = False
     """Tensors that the model itself makes in 16 bits are made in FP32: the reference cannot run otherwise."""
 
@@ -51,18 +54,23 @@ class Precision:
         return self.role == "reference"
 
     @property
+    def is_wide(self) -> bool:
+        """All ops run in ``dtype``, whatever the model casts to or opens."""
+        return self.is_reference or bool(self.formats)
+
+    @property
     def autocasts(self) -> bool:
         """Forward runs under autocast."""
-        return not self.is_reference and self.mode in AUTOCASTS
+        return not self.is_wide and self.mode in AUTOCASTS
 
     @property
     def casts_weights(self) -> bool:
         """Weights, buffers and batch are cast to ``dtype`` before anything runs."""
-        return self.is_reference or self.mode in CASTS_WEIGHTS
+        return self.is_wide or self.mode in CASTS_WEIGHTS
 
     def weight_dtype(self, built: torch.dtype) -> torch.dtype:
         """The dtype in which a floating weight, buffer or batch tensor of this dtype takes part."""
-        if not self.casts_weights or (self.is_reference and built.itemsize > 4):
+        if not self.casts_weights or (self.is_wide and built.itemsize > 4):
             return built
         return self.dtype
 
@@ -95,11 +103,11 @@ class Precision:
             # On CUDA backward would run in a thread of its own, with autograd nodes numbered from 0: those
             # made there (recomputed, or of a graph of the gradient) would be taken for forward's.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            if self.is_reference or self.emulates_cuda:
+            if self.is_wide or self.emulates_cuda:
                 stack.enter_context(tf32_off())
             if self.emulates_cuda:
                 stack.enter_context(cuda_autocast_policy())
-            if self.is_reference:
+            if self.is_wide:
                 # A model that opens autocast itself would give a reference in half precision; and a fused
                 # recurrent kernel would hide the sites that the candidate shows.
                 stack.enter_context(autocast_kept_off())
@@ -107,6 +115,7 @@ class Precision:
                     stack.enter_context(decomposed_rnns())
             stack.enter_context(run_wide(model, self.wide_modules, self.device, self.dtype))
             stack.enter_context(scaled_apart(model, self.scaled_modules, self.device))
+            stack.enter_context(run_in_formats(model, self.formats))
             stack.enter_context(lines_changed(self.line_changes, self.device))
             if self.wide_loss:
                 stack.enter_context(
@@ -134,7 +143,9 @@ def reference(device: torch.device, dtype: torch.dtype = torch.float32) -> Preci
 
 
 def candidate(plan: Plan, device: torch.device, loss_scale: float) -> Precision:
-    """What the user asked for, at this loss scale."""
+    """What the user asked for, at this loss scale; with ``formats`` FP32 whose modules round to them."""
+    if plan.formats:
+        return replace(reference(device), role="candidate", loss_scale=loss_scale, formats=plan.formats)
     emulates = device.type == "cpu" and plan.emulate == "cuda"
     return Precision(
         "candidate",

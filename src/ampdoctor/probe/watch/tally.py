@@ -154,6 +154,13 @@ def _aminmax(x: Tensor) -> tuple[Tensor, Tensor]:
     return low, high
 
 
+def histogram_of(x: Tensor) -> ExponentHistogram:
+    """The exponents of one tensor with at least one element. Waits for its device."""
+    counter = ExponentCounter()
+    counter.add(0, x, ties=True)
+    return _histogram(counter.read()[0])
+
+
 def _histogram(bins: list[tuple[int, int]]) -> ExponentHistogram:
     counts: dict[int, int] = {}
     powers: dict[int, int] = {}
