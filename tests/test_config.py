@@ -160,6 +160,10 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_file() -> None:
         ("precision: {loss_scale: .inf}", "precision.loss_scale: must be a finite number, got inf"),
         ("precision: {loss_scale: .nan}", "precision.loss_scale: must be a finite number, got nan"),
         ("precision: {loss_scale: -2}", "precision.loss_scale: must be greater than 0, got -2"),
+        (
+            "precision: {loss_scale: 2^999}",
+            f"precision.loss_scale: must be at most {2.0**127:g}, got 2^999",
+        ),
         ("precision: {loss_scale: true}", "precision.loss_scale: expected a number, got true"),
         (
             "precision: {loss_scale: big}",

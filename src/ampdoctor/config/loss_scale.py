@@ -22,20 +22,23 @@ def _number_named(value: object) -> object:
     return named
 
 
+LARGEST = 2.0**127
+"""The largest power of two that FP32 holds, in which a scale is kept."""
+
 ScaleNumber = Annotated[
     Number,
     BeforeValidator(_number_named),
-    Field(gt=0),
+    Field(gt=0, le=LARGEST),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "number", "exclusiveMinimum": 0, "maximum": LARGEST},
                 {"type": "string", "pattern": r"^2(\^|\*\*)[+-]?\d{1,4}$"},
             ]
         }
     ),
 ]
-"""A number above 0; powers of two also as ``2^10`` and ``2**10``."""
+"""A number above 0 that FP32 holds; powers of two also as ``2^10`` and ``2**10``."""
 
 
 class DynamicScaler(Section):

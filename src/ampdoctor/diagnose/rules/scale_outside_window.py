@@ -36,7 +36,7 @@ from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.scale_limit import limit_words
 from ampdoctor.diagnose.verdict import Reading
-from ampdoctor.diagnose.wording import place, scale, settling_words
+from ampdoctor.diagnose.wording import count_words, place, scale, settling_words
 from ampdoctor.facts.environment import Settling
 from ampdoctor.scales.powers_of_two import GradientTensor, recommended_in
 from ampdoctor.scales.reading import ScaleReading, Window
@@ -53,6 +53,8 @@ def check(reading: Reading) -> Iterable[Finding]:
         yield _settles(settling, reading.trace.environment.loss_scale, scales, scales.window)
     if low <= configured and (configured <= high or settling is not None):
         return  # a dynamic scaler goes up to the first overflow and back, and needs no margin
+    if configured < low and not (reading.damage is not None and reading.damage.damaged):
+        return  # below the scales that are tried, and nothing is lost there
     harmful = reading.verdict in ("backward-overflow", "gradient-underflow")
     limit = scales.high_limit if configured > high else scales.low_limit
     born = reading.basis.birth if reading.basis and reading.verdict == "backward-overflow" else None
@@ -111,11 +113,11 @@ def _message(configured: float, scales: ScaleReading, window: Window, limit: Gra
     where = f" in the backward of {place(limit.site.module)}" if limit else ""
     works = f"{scale(2.0**window.low)} to {scale(2.0**window.high)} work"
     if configured < 2.0**window.low:
-        bits = window.low - math.log2(configured)
-        return f"{scale(configured)} is {bits:.0f} bits too low ({works}): gradients become zero{where}."
+        bits = count_words(round(window.low - math.log2(configured)), "bit")
+        return f"{scale(configured)} is {bits} too low ({works}): gradients become zero{where}."
     if scales.ceiling is not None and configured > 2.0**scales.ceiling:
-        bits = math.log2(configured) - window.high
-        return f"{scale(configured)} is {bits:.0f} bits too high ({works}): {limit_words(scales)}."
+        bits = count_words(round(math.log2(configured) - window.high), "bit")
+        return f"{scale(configured)} is {bits} too high ({works}): {limit_words(scales)}."
     return (
         f"{scale(configured)} does not overflow, but lies in the margin below the first overflow ({works}): "
         f"{limit_words(scales)}."
