@@ -135,4 +135,5 @@ def run_in_formats(model: nn.Module, chosen: Sequence[ModuleFormats]) -> Iterato
 def _through(value: Any, tap: tuple[Round, Round]) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    return _Tapped.apply(value, *tap)  # type: ignore[no-untyped-call]
+    tapped_by: Any = _Tapped.apply  # typed by some versions of torch only
+    return tapped_by(value, *tap)

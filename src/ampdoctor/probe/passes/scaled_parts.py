@@ -94,4 +94,5 @@ def _scaled(value: Any, factor: float, widens: bool) -> Any:
     wide = widens and value.dtype in _LOW
     if not value.requires_grad:  # a checkpoint that recomputes the part later needs the same dtype
         return value.float() if wide else value
-    return _ScaledGradient.apply(value, factor, wide)  # type: ignore[no-untyped-call]
+    scaled: Any = _ScaledGradient.apply  # typed by some versions of torch only
+    return scaled(value, factor, wide)
