@@ -65,6 +65,11 @@ LOOPS = {"accelerate": (ACCELERATE, 4), "lightning": (LIGHTNING, 3), "transforme
 @pytest.mark.parametrize("library", LOOPS)
 def test_the_loop_of_a_library_is_examined(library: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate" if library == "transformers" else library)
+    if library != "lightning":
+        from accelerate.state import AcceleratorState
+
+        # It holds one precision for the whole process: that of the first test which used it.
+        AcceleratorState._reset_state(reset_partial_state=True)
     text, steps = LOOPS[library]
     path = tmp_path / "train.py"
     path.write_text(DATA + text)
