@@ -7,9 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ampdoctor.cli.shared_options import Debug, PlanFile, Quiet
+from ampdoctor.cli.shared_options import (
+    DataTarget,
+    Debug,
+    LossTarget,
+    ModelTarget,
+    OptimizerTarget,
+    PlanFile,
+    Quiet,
+)
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP
-from ampdoctor.cli.workloads import Script, ScriptFile, StepNumber
+from ampdoctor.cli.workloads import Script, ScriptFile, StepNumber, Targets
 from ampdoctor.errors import ConfigError
 
 
@@ -25,6 +33,10 @@ def gate(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Judge a trace of `ampdoctor scan --save` instead of scanning."),
     ] = None,
+    model: ModelTarget = None,
+    data: DataTarget = None,
+    loss: LossTarget = None,
+    optimizer: OptimizerTarget = None,
     baseline: Annotated[
         Path | None, typer.Option(help="Compare with this file instead of the config's gate.baseline.")
     ] = None,
@@ -65,4 +77,5 @@ def gate(
     if named is None and steps is not None:
         raise ConfigError("--steps is of a script", f"--script train.py --steps {steps}")
     options = GateOptions(tuple(set_ or ()), baseline, update_baseline, plan, quiet, debug)
-    run_gate(configs or [], trace or [], options, format_, output or [], named, steps)
+    targets = Targets(model, data, loss, optimizer)
+    run_gate(configs or [], trace or [], targets, options, format_, output or [], named, steps)

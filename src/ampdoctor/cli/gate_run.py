@@ -10,7 +10,7 @@ from ampdoctor.cli.exits import OK, Stop
 from ampdoctor.cli.failure import say
 from ampdoctor.cli.gate_output import documents_of, emit_gate
 from ampdoctor.cli.gate_subjects import GateOptions, Judged, Subject, judge_all
-from ampdoctor.cli.workloads import DEFAULT_CONFIG, Script
+from ampdoctor.cli.workloads import DEFAULT_CONFIG, Script, Targets
 from ampdoctor.diagnose.gate_result import EXIT_CODES, FAILED, UNUSABLE
 from ampdoctor.diagnose.wording import count_words, place, source_place
 from ampdoctor.errors import ConfigError
@@ -20,6 +20,7 @@ from ampdoctor.gate.baseline import Known
 def run_gate(
     configs: Sequence[Path],
     traces: Sequence[Path],
+    targets: Targets,
     options: GateOptions,
     format_name: str,
     outputs: Sequence[str],
@@ -27,7 +28,7 @@ def run_gate(
     steps: int | None = None,
 ) -> None:
     """Nothing where all passed; Stop with the worst exit code otherwise. The documents are written."""
-    subjects = subjects_of(configs, traces, script, steps)
+    subjects = subjects_of(configs, traces, targets, script, steps)
     if script is not None and options.plan is not None:
         raise ConfigError("--plan and --script do not go together", "ampdoctor scan takes both")
     if options.overrides and subjects[0].trace is not None and subjects[0].config is None:
@@ -44,11 +45,19 @@ def run_gate(
 
 
 def subjects_of(
-    configs: Sequence[Path], traces: Sequence[Path], script: Script | None, steps: int | None
+    configs: Sequence[Path],
+    traces: Sequence[Path],
+    targets: Targets,
+    script: Script | None,
+    steps: int | None,
 ) -> list[Subject]:
     """What there is to judge, each once. Raises ConfigError for nothing, or what goes not together."""
+    if targets.options and (configs or traces):
+        raise ConfigError(
+            f"{targets.options[0]} goes with no config and no trace", "--set changes a key of a config"
+        )
     if script is not None:
-        if configs or traces:
+        if configs or traces or targets.options:
             raise ConfigError(
                 "--script goes with no config and no trace", "limits: --set limits.headroom_bits=2"
             )
@@ -58,11 +67,14 @@ def subjects_of(
             raise ConfigError("--trace goes with one config, for its limits, or with none")
         config = configs[0] if configs else None
         return [Subject(config, trace) for trace in dict.fromkeys(traces)]
+    if targets.options:
+        return [Subject(None, None, targets=targets)]
     if not configs and DEFAULT_CONFIG.is_file():
         configs = [DEFAULT_CONFIG]
     if not configs:
         raise ConfigError(
-            "nothing to judge: name a config or a trace", hint="`ampdoctor init` writes a config"
+            "nothing to judge: name a config, a trace, or a model and its data",
+            hint="`ampdoctor init` writes a config",
         )
     return [Subject(config, None) for config in dict.fromkeys(configs)]
 

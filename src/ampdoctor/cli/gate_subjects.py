@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from ampdoctor.cli.baselines import (
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.failure import bug_words, exit_words, explain_details, reason_of
 from ampdoctor.cli.repository import path_from_here
-from ampdoctor.cli.workloads import Script
+from ampdoctor.cli.workloads import Script, Targets, config_of
 from ampdoctor.diagnose.gate_result import EXIT_CODES, NOT_MEASURED
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
@@ -34,18 +34,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing to judge: a config to scan, a trace with a config for its limits or without, a script."""
+    """One thing to judge: a config or options to scan, a trace with or without a config, a script."""
 
     config: Path | None
     trace: Path | None
     script: Script | None = None
     steps: int | None = None
     """Of the script: stop after so many."""
+    targets: Targets = field(default_factory=Targets)
+    """In a config's place."""
 
     @property
     def name(self) -> str:
         """As the user named it."""
-        return str(self.trace or self.config) if self.script is None else self.script.program.target
+        if self.script is not None:
+            return self.script.program.target
+        return str(self.trace or self.config or self.targets.model or "the command line")
 
 
 @dataclass(frozen=True)
@@ -115,15 +119,13 @@ def _judge(subject: Subject, options: GateOptions) -> list[Judged]:
 
     settings: Config | None = None
     rules, policy, baseline = GateRules(), Policy(), options.baseline or DEFAULT_BASELINE
-    if subject.config is not None:
-        from ampdoctor.config import load_config
-
-        settings = load_config(subject.config, options.overrides)
+    if subject.config is not None or subject.targets.options:
+        settings = config_of(subject.config, subject.targets, options.overrides)
         baseline = options.baseline or settings.path(settings.gate.baseline)
     elif subject.script is not None:
-        from ampdoctor.api.settings import config_of
+        from ampdoctor.api.settings import config_of as config_of_script
 
-        settings = config_of(subject.name, options.overrides)
+        settings = config_of_script(subject.name, options.overrides)
     if settings is not None:
         rules, policy = gate_rules_of(settings), policy_of(settings, today())
     judge = _Judge(subject, options, rules, baseline, read_baseline(baseline))

@@ -16,13 +16,22 @@ from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document, write_file
 from ampdoctor.cli.report import read_saved
-from ampdoctor.cli.shared_options import ConfigFile, DataTarget, Debug, ModelTarget, Overrides, Quiet
+from ampdoctor.cli.shared_options import (
+    ConfigFile,
+    DataTarget,
+    Debug,
+    LossTarget,
+    ModelTarget,
+    Overrides,
+    Quiet,
+)
 from ampdoctor.cli.workloads import (
     Backward,
     Script,
     ScriptFile,
     StepNumber,
     Targets,
+    config_of,
     run_probe,
     source_of,
 )
@@ -52,7 +61,7 @@ def grad_histogram(
     config: ConfigFile = None,
     model: ModelTarget = None,
     data: DataTarget = None,
-    loss: Annotated[str | None, typer.Option(help="file.py:name, or a built-in loss's name.")] = None,
+    loss: LossTarget = None,
     set_: Overrides = None,
     script: ScriptFile = None,
     step: StepNumber = None,
@@ -98,7 +107,7 @@ def grad_histogram(
     for path, option in ((output, "--output"), (png, "--png"), (svg, "--svg")):
         check_writable(path, option)
     _check_matplotlib("--png" if png else "--svg" if svg else "")
-    targets = model, data, loss
+    targets = Targets(model, data, loss)
     named = Script.named(script, context, step, backward)
     if trace is not None and named is not None:
         raise ConfigError("--trace runs nothing: --script has no use next to it")
@@ -178,15 +187,13 @@ def _check_matplotlib(option: str) -> None:
 
 def _settings(config: Path | None, targets: Targets, overrides: list[str]) -> Config | None:
     """The config next to a saved trace, for its limits; None where there is none."""
-    if any(targets):
+    if targets.options:
         raise ConfigError("--trace runs nothing: --model, --data and --loss have no use next to it")
     if config is None and overrides:
         raise ConfigError("--set has no use next to --trace", hint="name a config to take its limits")
     if config is None:
         return None
-    found = source_of(config, (None, None, None), overrides)
-    assert not isinstance(found, Script)
-    return found
+    return config_of(config, Targets(), overrides)
 
 
 def _with_loss(source: Config | Script) -> Config | Script:
@@ -219,12 +226,9 @@ def _arguments(
     named = [] if script is None else [script.options]
     named += [] if config is None else [shlex.quote(str(config))]
     named += [] if trace is None else [f"--trace {shlex.quote(str(trace))}"]
-    named += [
-        f"--{name} {shlex.quote(value)}"
-        for name, value in zip(("model", "data", "loss"), targets, strict=True)
-        if value
+    return [*named, *map(shlex.quote, targets.words)] + [
+        f"--set {shlex.quote(change)}" for change in overrides
     ]
-    return named + [f"--set {shlex.quote(change)}" for change in overrides]
 
 
 def _view_arguments(selection: Selection, dtype: str | None) -> list[str]:

@@ -10,15 +10,28 @@ import typer
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document, write_file
 from ampdoctor.cli.progress import progress_bar
-from ampdoctor.cli.shared_options import ConfigFile, Debug, Overrides, Quiet
+from ampdoctor.cli.shared_options import (
+    ConfigFile,
+    DataTarget,
+    Debug,
+    LossTarget,
+    ModelTarget,
+    OptimizerTarget,
+    Overrides,
+    Quiet,
+)
 from ampdoctor.cli.user_output import user_output_to_stderr
-from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, opened, source_of
+from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, Targets, opened, source_of
 from ampdoctor.errors import ConfigError
 
 
 def prescribe(
     context: typer.Context,
     config: ConfigFile = None,
+    model: ModelTarget = None,
+    data: DataTarget = None,
+    loss: LossTarget = None,
+    optimizer: OptimizerTarget = None,
     set_: Overrides = None,
     script: ScriptFile = None,
     step: StepNumber = None,
@@ -59,7 +72,7 @@ def prescribe(
             f"--formats: {unknown[0]!r} is none of {', '.join(FORMATS)}", "--formats fp8,fp16,bf16,fp32"
         )
     named = Script.named(script, context, step, backward)
-    source = source_of(config, (None, None, None), set_ or [], named)
+    source = source_of(config, Targets(model, data, loss, optimizer), set_ or [], named)
     with user_output_to_stderr(), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
         from ampdoctor.api.request import plan_of, policy_of

@@ -15,9 +15,18 @@ from ampdoctor.cli.exits import FAILED, Stop
 from ampdoctor.cli.output import check_format, check_writable, drawing, write_document
 from ampdoctor.cli.progress import progress_bar
 from ampdoctor.cli.repository import path_from_here
-from ampdoctor.cli.shared_options import ConfigFile, Debug, Overrides, Quiet
+from ampdoctor.cli.shared_options import (
+    ConfigFile,
+    DataTarget,
+    Debug,
+    LossTarget,
+    ModelTarget,
+    OptimizerTarget,
+    Overrides,
+    Quiet,
+)
 from ampdoctor.cli.user_output import user_output_to_stderr
-from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, opened, source_of
+from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, Targets, opened, source_of
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.scale_names import scale_named
 from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, static
@@ -29,7 +38,8 @@ if TYPE_CHECKING:
 _NEEDS_OPTIMIZER = ConfigError(
     "optimizer: is missing, and `ampdoctor scaler` takes real training steps",
     hint="add to the config: optimizer: {target: models.py:build_optimizer}, a function (model) -> "
-    "torch.optim.Optimizer; or optimizer: {target: torch.optim:AdamW, kwargs: {lr: 1e-3}}",
+    "torch.optim.Optimizer; or optimizer: {target: torch.optim:AdamW, kwargs: {lr: 1e-3}}; without a config: "
+    "--optimizer torch.optim:AdamW",
 )
 _TORCH = POLICIES["torch"]
 
@@ -37,6 +47,10 @@ _TORCH = POLICIES["torch"]
 def scaler(
     context: typer.Context,
     config: ConfigFile = None,
+    model: ModelTarget = None,
+    data: DataTarget = None,
+    loss: LossTarget = None,
+    optimizer: OptimizerTarget = None,
     steps: Annotated[int, typer.Option(help="Training steps to take.", min=1)] = 200,
     init_scale: Annotated[
         str, typer.Option(help="GradScaler's first scale, 1024 or 2^10.")
@@ -81,25 +95,26 @@ def scaler(
     if not (math.isfinite(first_scale) and first_scale > 0):
         raise ConfigError(f"--init-scale {init_scale}: a loss scale is a number above 0, 1024 or 2^10")
     named = Script.named(script, context, step, backward)
-    source = source_of(config, (None, None, None), set_ or [], named)
+    targets = Targets(model, data, loss, optimizer)
+    source = source_of(config, targets, set_ or [], named)
     if not isinstance(source, Script):
         _check_trains(source)
     run = _train(source, torch_scaler(first_scale, growth_interval), steps, quiet)
 
     from ampdoctor.diagnose.scaler import judge_scaler
 
-    command = "" if isinstance(source, Script) else _scan_command(source, set_ or [], first_scale)
+    command = "" if isinstance(source, Script) else _scan_command(source, targets, set_ or [], first_scale)
     report = judge_scaler(run, policies, growth_interval, command)
     write_document(SCALER[format_](report, drawing(output)), output)
     if run.interrupted:
         raise Stop("interrupted: the report covers the steps taken until then", FAILED)
 
 
-def _scan_command(settings: Config, overrides: Sequence[str], first_scale: float) -> str:
+def _scan_command(settings: Config, targets: Targets, overrides: Sequence[str], first_scale: float) -> str:
     """The command that scans the same, from the same first scale."""
     from ampdoctor.api.request import plan_of
 
-    words = [str(path_from_here(settings.file) or settings.title)]
+    words = targets.words or [path_from_here(settings.file)]
     words += [word for override in overrides for word in ("--set", override)]
     plan = plan_of(settings)
     if plan.scaler == "dynamic" and plan.loss_scale != first_scale:

@@ -15,13 +15,15 @@ from ampdoctor.cli.shared_options import (
     ConfigFile,
     DataTarget,
     Debug,
+    LossTarget,
     ModelTarget,
+    OptimizerTarget,
     Overrides,
     PlanFile,
     Quiet,
 )
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
-from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, run_probe, source_of
+from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, Targets, run_probe, source_of
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.trace import Trace
 from ampdoctor.store.traces import write_trace
@@ -32,7 +34,8 @@ def scan(
     config: ConfigFile = None,
     model: ModelTarget = None,
     data: DataTarget = None,
-    loss: Annotated[str | None, typer.Option(help="file.py:name, a built-in loss's name, or none.")] = None,
+    loss: LossTarget = None,
+    optimizer: OptimizerTarget = None,
     set_: Overrides = None,
     script: ScriptFile = None,
     step: StepNumber = None,
@@ -60,7 +63,7 @@ def scan(
     sinks = sinks_of(format_, output)
     check_writable(save, "--save")
     named = Script.named(script, context, step, backward)
-    source = source_of(config, (model, data, loss), set_ or [], named)
+    source = source_of(config, Targets(model, data, loss, optimizer), set_ or [], named)
     from ampdoctor.api.request import policy_of
     from ampdoctor.diagnose.engine import diagnose
 

@@ -13,6 +13,8 @@ ConfigFile = Annotated[
 ]
 ModelTarget = Annotated[str | None, typer.Option(help="Without a config: file.py:name of the model.")]
 DataTarget = Annotated[str | None, typer.Option(help="file.py:name of a batch, or a file of tensors.")]
+LossTarget = Annotated[str | None, typer.Option(help="file.py:name, a built-in loss's name, or none.")]
+OptimizerTarget = Annotated[str | None, typer.Option(help="file.py:name, or torch.optim:AdamW.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
 ]

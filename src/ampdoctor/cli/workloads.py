@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ampdoctor.load.workload import Workload
 
 DEFAULT_CONFIG = Path("ampdoctor.yaml")
-Targets = tuple[str | None, str | None, str | None]
-"""--model, --data and --loss."""
 
 ScriptFile = Annotated[
     Path | None,
@@ -38,6 +36,26 @@ StepNumber = Annotated[
 Backward = Annotated[
     int | None, typer.Option("--backward", metavar="LINE", help="Of a step with several: its line.", min=1)
 ]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What stands on the command line in a config's place, as the user wrote it."""
+
+    model: str | None = None
+    data: str | None = None
+    loss: str | None = None
+    optimizer: str | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """The options that were given: ``--model``."""
+        return [f"--{field.name}" for field in fields(self) if getattr(self, field.name)]
+
+    @property
+    def words(self) -> list[str]:
+        """The same with their values, for a command line."""
+        return [word for option in self.options for word in (option, getattr(self, option[2:]))]
 
 
 @dataclass(frozen=True)
@@ -87,8 +105,7 @@ def source_of(
 
     Raises ConfigError where none or several are given.
     """
-    model, data, loss = targets
-    given = [f"--{name}" for name, value in (("model", model), ("data", data), ("loss", loss)) if value]
+    given = targets.options
     if script is not None:
         other = given[0] if given else None if config is None else str(config)
         if other is not None:
@@ -97,6 +114,12 @@ def source_of(
                 hint="change what the script does: --set precision.dtype=bfloat16",
             )
         return replace(script, overrides=tuple(overrides))
+    return config_of(config, targets, overrides)
+
+
+def config_of(config: Path | None, targets: Targets, overrides: Sequence[str]) -> Config:
+    """The config from a file or from the options; ConfigError where none or both are given."""
+    given = targets.options
     if config is not None and given:
         raise ConfigError(
             f"{given[0]} and a config do not go together",
@@ -115,7 +138,9 @@ def source_of(
 
     if config is not None:
         return load_config(config, overrides)
-    return config_from_options(model=model, data=data, loss=loss, overrides=overrides)
+    return config_from_options(
+        targets.model, targets.data, targets.loss, targets.optimizer, overrides=overrides
+    )
 
 
 @contextmanager

@@ -44,11 +44,13 @@ def config_from_options(
     model: str | None = None,
     data: str | None = None,
     loss: str | None = None,
+    optimizer: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Config:
-    """The config that ``--model``, ``--data``, ``--loss`` and ``--set`` describe; paths start here.
+    """The config that ``--model``, ``--data``, ``--loss``, ``--optimizer`` and ``--set`` describe.
 
     ``data`` is a target or a file with tensors; ``loss`` is a target, a built-in loss's name, or ``none``.
+    Paths start here.
     """
     document = Document("")
     document.options = {("model",): "--model", ("data",): "--data"}
@@ -63,6 +65,9 @@ def config_from_options(
         key = "target" if ":" in loss else "builtin"
         document.values["loss"] = loss if loss == "none" else {key: loss}
         document.options["loss", key] = f"--loss {loss}"
+    if optimizer is not None:
+        document.values["optimizer"] = {"target": optimizer}
+        document.options["optimizer", "target"] = f"--optimizer {optimizer}"
     override(document, overrides)
     return _checked(document).located(Path.cwd(), "")
 
