@@ -359,7 +359,8 @@ def test_a_trace_without_a_config_is_known_by_its_title(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "nothing to judge: name a config or a trace"),
+        ([], "nothing to judge: name a config, a trace, or a model and its data"),
+        (["a.yaml", "--model", "a.py:b"], "--model goes with no config and no trace"),
         (["a.yaml", "b.yaml", "--trace", "x"], "--trace goes with one config, for its limits, or with none"),
         (["--trace", "sick.json", "--set", "seed=1"], "--set changes a config, and there is none"),
         (["--trace", "sick.json", "--baseline", "no.json"], "there is no baseline no.json"),
@@ -371,7 +372,7 @@ def test_a_trace_without_a_config_is_known_by_its_title(
         (["--trace", "sick.json", "--format", "xml"], "--format xml: no such format"),
         (["a/x.yaml", "b/x.yaml", "-o", "{config}.txt"], "--output {config}.txt: {config} would be x twice"),
     ],
-    ids=["nothing", "two configs", "--set alone", "no baseline", "no JSON", "format", "doubles"],
+    ids=["nothing", "--model", "two configs", "--set alone", "no baseline", "no JSON", "format", "doubles"],
 )
 def test_a_wrong_command_line_says_why(
     saved: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str

@@ -17,7 +17,7 @@ from ampdoctor.config.workload import LossBuiltin
 from ampdoctor.errors import LoadError
 from ampdoctor.load.builtin_losses import LOSSES
 from ampdoctor.load.call import call_model
-from ampdoctor.load.loss import NAME_A_LOSS, build_step
+from ampdoctor.load.loss import NAME_A_LOSS, ONE_OF_SEVERAL, build_step
 from load_helpers import load_failure, load_in, write
 
 
@@ -112,7 +112,18 @@ class HasLoss:
         self.loss = loss
 
 
-@pytest.mark.parametrize("output", [HasLoss(TWO), {"loss": TWO, "logits": ONE}, TWO, TWO.reshape(1)])
+@pytest.mark.parametrize(
+    "output",
+    [
+        HasLoss(TWO),
+        {"loss": TWO, "logits": ONE},
+        TWO,
+        TWO.reshape(1),
+        (TWO, torch.zeros(8, 10)),
+        [torch.zeros(8, 10), TWO, torch.tensor(3)],
+        (torch.tensor(0.5), TWO.clone().requires_grad_()),  # an accuracy, and the loss
+    ],
+)
 def test_the_loss_is_found_in_the_output(output: Any) -> None:
     assert step_of(None)(TakesOne(output), ONE).item() == 2.0
 
@@ -136,10 +147,10 @@ def test_the_loss_is_found_in_the_output(output: Any) -> None:
             f"Its loss is None: give the model its labels in the batch. {NAME_A_LOSS}",
         ),
         (
-            (torch.zeros(8, 10), ONE),
-            "the model returned a tuple of 2 (a tensor of shape [8, 10], float32, "
+            (ONE, TWO),
+            "the model returned a tuple of 2 (a tensor of shape [], float32, "
             "a tensor of shape [], float32), not a loss",
-            f"If item 1 is the loss, return it from a function of your own. {NAME_A_LOSS}",
+            NAME_A_LOSS,
         ),
         (
             HasLoss(torch.zeros(4)),
@@ -264,7 +275,12 @@ LOSS_CODE = """
 
     def nothing(model, batch): pass
     def number(model, batch): return model(batch["x"]).mean().item()
-    def pair(model, batch): return model(batch["x"]).mean(), 3
+    def losses(model, batch): return [model(batch["x"]).mean(), model(batch["x"]).sum()]
+    def by_name(model, batch): return {"box": model(batch["x"]).mean()}
+    def with_outputs(model, batch): return torch.tensor(2.0), model(batch["x"])
+    def in_a_dict(model, batch): return {"loss": torch.tensor(2.0), "accuracy": 0.5}
+    def of_output(pred, target, factor=1.0): return factor * (pred * 0 + target - 1).sum()
+    criterion = torch.nn.MSELoss(reduction="sum")
     def vector(model, batch): return model(batch["x"]).squeeze(-1)
     def empty(model, batch): return torch.ones(0)
     def integer(model, batch): return torch.tensor(3)
@@ -285,6 +301,37 @@ def loss_config(folder: Path, loss: str) -> str:
         """
 
 
+@pytest.mark.parametrize("name", ["with_outputs", "in_a_dict"])
+def test_a_loss_beside_other_results_is_taken(tmp_path: Path, name: str) -> None:
+    workload = load_in(tmp_path, loss_config(tmp_path, f"{{target: models.py:{name}}}"))
+    assert workload.step(workload.model, workload.batches[0]).item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("{target: models.py:criterion}", 4.0),  # two numbers, each off by sqrt(2)
+        ("{target: 'torch.nn:MSELoss'}", 2.0),
+        ("{target: 'torch.nn:MSELoss', kwargs: {reduction: sum}}", 4.0),
+        ("{target: 'torch.nn.functional:mse_loss', kwargs: {reduction: sum}}", 4.0),
+    ],
+)
+def test_a_loss_of_output_and_target_is_called_as_the_builtin_ones(
+    tmp_path: Path, loss: str, expected: float
+) -> None:
+    step = load_in(tmp_path, loss_config(tmp_path, loss)).step
+    zeros = torch.zeros(2, 1)
+    found = step(TakesOne(zeros), {"x": X, "labels": zeros + math.sqrt(2)})
+    assert found.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_function_of_output_and_target_is_known_by_its_first_parameters_name(tmp_path: Path) -> None:
+    step = load_in(tmp_path, loss_config(tmp_path, "{target: models.py:of_output, kwargs: {factor: 3}}")).step
+    assert step(TakesOne(torch.zeros(2)), (X, torch.tensor([2.0, 4.0]))).item() == 12.0
+    with pytest.raises(LoadError, match=r"^loss.target: models.py:of_output: the batch is a tensor"):
+        step(TakesOne(X), X)
+
+
 def test_a_loss_function_gets_its_kwargs(tmp_path: Path) -> None:
     workload = load_in(tmp_path, loss_config(tmp_path, "{target: models.py:good, kwargs: {factor: 7}}"))
     assert workload.step(workload.model, workload.batches[0]).item() == 7.0
@@ -295,7 +342,13 @@ def test_a_loss_function_gets_its_kwargs(tmp_path: Path) -> None:
     ("name", "message", "hint"),
     [
         ("nothing", "gives None, not a loss tensor", "Is a `return` missing?"),
-        ("pair", "gives a tuple of 2 (a tensor of shape [], float32, the number 3), not a loss tensor", None),
+        (
+            "losses",
+            "gives a list of 2 (a tensor of shape [], float32, a tensor of shape [], float32), "
+            "not a loss tensor",
+            ONE_OF_SEVERAL,
+        ),
+        ("by_name", "gives a dict with the keys box, not a loss tensor", ONE_OF_SEVERAL),
         (
             "vector",
             "gives a tensor of shape [4], float32; a loss is a single number",

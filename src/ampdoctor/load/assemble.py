@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from ampdoctor.config import Config
-from ampdoctor.errors import LoadError
 from ampdoctor.load import targets
 from ampdoctor.load.data import load_batches
-from ampdoctor.load.describe import describe
 from ampdoctor.load.eager import eagerly
 from ampdoctor.load.loss import build_step
 from ampdoctor.load.model import load_model
+from ampdoctor.load.optimizer import checked_optimizer
 from ampdoctor.load.seeds import preserved_rng, seed_everything
 from ampdoctor.load.workload import Workload
 
@@ -54,9 +52,7 @@ def _optimizer(config: Config) -> Callable[[torch.nn.Module], torch.optim.Optimi
     def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
         where = f"optimizer.target: {section.target}"
         with targets.user_code(where):
-            optimizer: Any = build(model.parameters() if takes_parameters else model, **section.kwargs)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise LoadError(f"{where} returned {describe(optimizer)}, not a torch.optim.Optimizer")
-        return optimizer
+            built = build(model.parameters() if takes_parameters else model, **section.kwargs)
+        return checked_optimizer(built, where)
 
     return build_optimizer

@@ -1,8 +1,10 @@
-"""torch's losses by name, for batches that hold inputs and target."""
+"""Losses of (output, target), torch's by name and the user's own, for batches that hold inputs and target."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,29 +18,52 @@ from ampdoctor.load.describe import describe
 TARGET_KEYS = ("labels", "label", "target", "targets", "y")
 """Where a batch with names holds the target; the first that is there counts."""
 
+OUTPUT_NAMES = frozenset(
+    {"input", "inputs", "output", "outputs", "out", "logits", "pred", "preds", "prediction", "predictions"}
+    | {"y_pred", "y_hat", "yhat"}
+)
+"""What the first parameter of a loss (output, target) is called; no one calls a model so."""
+
 
 def builtin_step(section: LossBuiltin) -> Callable[[torch.nn.Module, Any], Any]:
     """(model, batch) -> the named loss of the model's prediction and the batch's target."""
-    function = LOSSES[section.builtin]
+    return on_prediction(partial(LOSSES[section.builtin], **section.kwargs), "loss.builtin")
+
+
+def takes_output(function: Any) -> bool:
+    """Whether a loss is of (output, target) and not of (model, batch), by the name of its first parameter."""
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        names = list(inspect.signature(called).parameters)
+    except (ValueError, TypeError):  # Some functions written in C tell nothing about themselves.
+        return False
+    return bool(names) and names[0].lower() in OUTPUT_NAMES
+
+
+def on_prediction(function: Callable[..., Any], where: str) -> Callable[[torch.nn.Module, Any], Any]:
+    """(model, batch) -> ``function`` of the model's prediction and the batch's target.
+
+    ``where`` is what a LoadError calls the loss.
+    """
 
     def step(model: torch.nn.Module, batch: Any) -> Any:
-        inputs, target = _split(batch)
+        inputs, target = _split(batch, where)
         if isinstance(inputs, dict) and len(inputs) == 1 and not fits(model, (), inputs):
             (inputs,) = inputs.values()  # One input needs no name.
-        return function(_prediction(call_model(model, inputs)), target, **section.kwargs)
+        return function(_prediction(call_model(model, inputs), where), target)
 
     return step
 
 
-def _split(batch: Any) -> tuple[Any, torch.Tensor]:
+def _split(batch: Any, where: str) -> tuple[Any, torch.Tensor]:
     """(what the model gets, the target): of (x, y) the last, of a mapping what a TARGET_KEYS name holds."""
     named = fields(batch)
     if named is not None:
         key = next((key for key in TARGET_KEYS if key in named), None)
         if key is None or len(named) < 2:
             raise LoadError(
-                f"loss.builtin: the batch, {describe(batch)}, names no target",
-                f"A built-in loss looks for one of {', '.join(TARGET_KEYS)} and inputs besides it.",
+                f"{where}: the batch, {describe(batch)}, names no target",
+                f"A loss of (output, target) looks for one of {', '.join(TARGET_KEYS)}, and inputs.",
             )
         target = named.pop(key)
         inputs: Any = named
@@ -47,15 +72,15 @@ def _split(batch: Any) -> tuple[Any, torch.Tensor]:
         inputs = tuple(rest)
     else:
         raise LoadError(
-            f"loss.builtin: the batch is {describe(batch)}",
-            "A built-in loss needs (inputs, target), or a mapping that holds the target as labels or y.",
+            f"{where}: the batch is {describe(batch)}",
+            "A loss of (output, target) needs (inputs, target), or a mapping with labels or y.",
         )
     if not isinstance(target, torch.Tensor):
-        raise LoadError(f"loss.builtin: the batch's target is {describe(target)}, not a tensor")
+        raise LoadError(f"{where}: the batch's target is {describe(target)}, not a tensor")
     return inputs, target
 
 
-def _prediction(output: Any) -> torch.Tensor:
+def _prediction(output: Any, where: str) -> torch.Tensor:
     candidates = [output, getattr(output, "logits", None)]
     if isinstance(output, Mapping):
         candidates += [output.get("logits"), *(output.values() if len(output) == 1 else ())]
@@ -64,7 +89,7 @@ def _prediction(output: Any) -> torch.Tensor:
     found = next((value for value in candidates if isinstance(value, torch.Tensor)), None)
     if found is None:
         raise LoadError(
-            f"loss.builtin: the model returned {describe(output)}, and no prediction is to be seen in it",
+            f"{where}: the model returned {describe(output)}, and no prediction is to be seen in it",
             "Write the loss yourself: loss: {target: file.py:compute_loss}, with compute_loss(model, batch).",
         )
     return found

@@ -16,7 +16,8 @@ from ampdoctor.load.call import call_model
 from ampdoctor.load.data import first_batches, is_one_batch
 from ampdoctor.load.describe import describe
 from ampdoctor.load.eager import eagerly
-from ampdoctor.load.loss import Step, loss_in, scalar
+from ampdoctor.load.loss import Step, loss_in, scalar, step_of
+from ampdoctor.load.optimizer import checked_optimizer
 from ampdoctor.load.seeds import preserved_rng, seed_everything
 from ampdoctor.load.workload import Workload
 from ampdoctor.load.wrappers import unwrapped
@@ -28,12 +29,6 @@ GIVE_A_LOSS = (
     "Give one: loss_fn(model, batch), a function that returns one number; or loss_fn='cross_entropy', one of "
     "torch's by name; or loss_fn='none', to look at the forward pass only."
 )
-
-_OUTPUT_NAMES = frozenset(
-    {"input", "inputs", "output", "outputs", "out", "logits", "pred", "preds", "prediction", "predictions"}
-    | {"y_pred", "y_hat", "yhat"}
-)
-"""What the first parameter of a loss (output, target) is called; no one calls a model so."""
 
 
 @contextmanager
@@ -98,26 +93,17 @@ def _step(loss_fn: LossFn | str | None) -> Step:
         compute = builtin_step(LossBuiltin.model_validate({"builtin": loss_fn}))
         return lambda model, batch: scalar(compute(model, batch), f"loss_fn {loss_fn!r}")
     _check_loss_fn(loss_fn)
-    return lambda model, batch: scalar(loss_fn(model, batch), "loss_fn")
+    return step_of(loss_fn, "loss_fn")
 
 
 def _check_loss_fn(loss_fn: Any) -> None:
     if not callable(loss_fn) or isinstance(loss_fn, type):
         raise TypeError(f"loss_fn must be a function (model, batch) -> loss, got {describe(loss_fn)}")
-    takes_output = (
-        f"loss_fn is called with (model, batch), and {_name(loss_fn)} takes (output, target): "
-        "write a function that calls the model itself, such as "
-        "lambda model, batch: F.cross_entropy(model(batch['x']), batch['y']), or name one of torch's losses, "
-        "such as loss_fn='cross_entropy'"
-    )
     called = loss_fn.forward if isinstance(loss_fn, torch.nn.Module) else loss_fn
     try:
         signature = inspect.signature(called)
     except (ValueError, TypeError):  # Some functions written in C tell nothing about themselves.
         return
-    names = list(signature.parameters)
-    if names and names[0].lower() in _OUTPUT_NAMES:
-        raise TypeError(takes_output)
     try:
         signature.bind(None, None)
     except TypeError:
@@ -133,10 +119,4 @@ def _name(function: Any) -> str:
 def _checked(build: BuildOptimizer) -> BuildOptimizer:
     """The same; LoadError where it returns no optimizer."""
 
-    def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-        optimizer: Any = build(model)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise LoadError(f"optimizer returned {describe(optimizer)}, not a torch.optim.Optimizer")
-        return optimizer
-
-    return build_optimizer
+    return lambda model: checked_optimizer(build(model), "optimizer")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ampdoctor.config import Config
 from ampdoctor.config.workload import LossBuiltin, LossTarget
 from ampdoctor.errors import LoadError
 from ampdoctor.load import targets
-from ampdoctor.load.builtin_losses import builtin_step
+from ampdoctor.load.builtin_losses import builtin_step, on_prediction, takes_output
 from ampdoctor.load.call import call_model
 from ampdoctor.load.describe import describe
 
@@ -20,6 +21,11 @@ Step = Callable[[torch.nn.Module, Any], Any]
 NAME_A_LOSS = (
     "Name one: loss: {target: file.py:compute_loss}, where compute_loss(model, batch) returns one number; "
     "or loss: {builtin: cross_entropy}; or loss: none, to look at the forward pass only."
+)
+
+ONE_OF_SEVERAL = (
+    "Return the one number that backward is called on, such as sum(losses.values()) or losses[0]; losses "
+    "that have backwards of their own are scanned one at a time, each by a function of its own."
 )
 
 
@@ -42,36 +48,69 @@ def build_step(config: Config) -> Step:
 def _target_step(config: Config, section: LossTarget) -> Step:
     function = targets.resolve(section.target, config.directory, "loss.target")
     name = f"loss.target: {section.target}"
+    kwargs = section.kwargs
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        function, kwargs = targets.call(function, section.target, "loss", kwargs), {}
     if isinstance(function, type):
         raise LoadError(
             f"{name} is {describe(function)}", "A loss is a function: compute_loss(model, batch)."
         )
-    targets.check_call(function, section.target, "loss", (None, None), section.kwargs)
-    return lambda model, batch: scalar(function(model, batch, **section.kwargs), name)
+    targets.check_call(function, section.target, "loss", (None, None), kwargs)
+    return step_of(function, name, kwargs)
+
+
+def step_of(function: Callable[..., Any], name: str, kwargs: Mapping[str, Any] | None = None) -> Step:
+    """(model, batch) -> the loss of the user's function, be it of (model, batch) or of (output, target)."""
+    compute = partial(function, **(kwargs or {}))
+    step = on_prediction(compute, name) if takes_output(function) else compute
+    return lambda model, batch: _returned(step(model, batch), name)
+
+
+def _returned(result: Any, name: str) -> torch.Tensor:
+    carried = _carried(result)
+    return scalar(result, name) if carried is None else scalar(carried[0], f"{name}{carried[1]}")
 
 
 def loss_in(output: Any, name_one: str = NAME_A_LOSS) -> torch.Tensor:
-    """The loss that a model's output carries: ``.loss``, ``["loss"]``, or a scalar output.
+    """The loss that a model's output carries: ``.loss``, ``["loss"]``, a scalar, the one scalar in a tuple.
 
     ``name_one`` tells the user, where there is none, how to give one.
     """
-    loss = getattr(output, "loss", None)
-    if loss is not None:
-        return scalar(loss, "the model's output.loss")
-    if isinstance(output, Mapping) and output.get("loss") is not None:
-        return scalar(output["loss"], 'the model\'s output["loss"]')
+    carried = _carried(output)
+    if carried is not None:
+        return scalar(carried[0], f"the model's output{carried[1]}")
     if isinstance(output, torch.Tensor) and output.numel() == 1:
         return scalar(output, "the model")
     raise LoadError(f"the model returned {describe(output)}, not a loss", _output_hint(output, name_one))
 
 
+def _carried(output: Any) -> tuple[Any, str] | None:
+    """(the loss in it, how one reaches it): ``.loss``, ``["loss"]``, ``[0]``; None where it is not clear."""
+    loss = getattr(output, "loss", None)
+    if loss is not None:
+        return loss, ".loss"
+    if isinstance(output, Mapping):
+        return None if output.get("loss") is None else (output["loss"], '["loss"]')
+    if isinstance(output, (tuple, list)):
+        scalars = _scalars(output)
+        if len(scalars) == 1:
+            return output[scalars[0]], f"[{scalars[0]}]"
+    return None
+
+
+def _scalars(items: Sequence[Any]) -> list[int]:
+    """Which of them may be a loss: single numbers, those with a gradient where one of them has any."""
+    found = [
+        n
+        for n, item in enumerate(items)
+        if isinstance(item, torch.Tensor) and item.numel() == 1 and item.dtype.is_floating_point
+    ]
+    return [n for n in found if items[n].requires_grad] or found
+
+
 def _output_hint(output: Any, name_one: str) -> str:
     if hasattr(output, "loss") or (isinstance(output, Mapping) and "loss" in output):
         return f"Its loss is None: give the model its labels in the batch. {name_one}"
-    if isinstance(output, (tuple, list)):
-        scalars = [n for n, item in enumerate(output) if isinstance(item, torch.Tensor) and item.numel() == 1]
-        if len(scalars) == 1:
-            return f"If item {scalars[0]} is the loss, return it from a function of your own. {name_one}"
     return name_one
 
 
@@ -81,7 +120,8 @@ def scalar(loss: Any, name: str) -> torch.Tensor:
         hints: list[tuple[type | tuple[type, ...], str]] = [
             (type(None), "Is a `return` missing?"),
             ((float, int), "Return the tensor itself, without .item() or float()."),
-            ((tuple, list, Mapping), "Return only the loss, one number."),
+            (Mapping, ONE_OF_SEVERAL),
+            ((tuple, list), ONE_OF_SEVERAL),
         ]
         hint = next((text for kind, text in hints if isinstance(loss, kind)), "")
         raise LoadError(f"{name} gives {describe(loss)}, not a loss tensor", hint)
