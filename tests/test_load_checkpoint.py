@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from ampdoctor.errors import LoadError
 from ampdoctor.load.checkpoint import load_checkpoint
@@ -115,8 +124,8 @@ def test_ten_names_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
 
 
 def test_another_prefix_is_named(tmp_path: Path) -> None:
-    error = failure(tmp_path, {f"net.{k}": v for k, v in STATE.items()})
-    assert error.hint.splitlines()[0] == "The file's names start with 'net.'; the model's do not."
+    error = failure(tmp_path, {f"{part}.{k}": v for k, v in STATE.items() for part in ("student", "ema")})
+    assert error.hint.splitlines()[0] == "The file's names start with 'ema.'; the model's do not."
     error = failure(tmp_path, STATE, torch.nn.Sequential(small()))
     assert error.hint.splitlines()[0] == "The model's names start with '0.'; the file's do not."
 
@@ -152,3 +161,106 @@ def test_a_missing_file_and_an_unknown_kind(tmp_path: Path) -> None:
         with pytest.raises(LoadError) as caught:
             load_checkpoint(small(), tmp_path / name, name)
         assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"criterion.weight": torch.ones(2)}, {f"ema.{k}": 2 * v for k, v in STATE.items()}]
+)
+def test_the_model_below_lightnings_prefix_is_the_model(tmp_path: Path, others: dict[str, Any]) -> None:
+    state = {**{f"model.{k}": v for k, v in STATE.items()}, **others}
+    assert load(tmp_path, {"state_dict": state, "epoch": 3}, name="last.ckpt").get_parameter("bias") == 3.0
+
+
+def test_the_model_below_one_other_prefix_is_the_model(tmp_path: Path) -> None:
+    assert load(tmp_path, {f"net.{k}": v for k, v in STATE.items()}).get_parameter("bias") == 3.0
+
+
+def test_a_checkpoint_with_objects_says_the_line_that_converts_it(tmp_path: Path) -> None:
+    content = {"state_dict": STATE, "hyper_parameters": argparse.Namespace(lr=0.1)}
+    torch.save(content, tmp_path / "last.ckpt")
+    with pytest.raises(LoadError, match=r"\(it asks for argparse.Namespace\)") as caught:
+        load_checkpoint(small(), tmp_path / "last.ckpt", "last.ckpt")
+    line = caught.value.hint.partition("this makes one: ")[2]
+    subprocess.run([sys.executable, *shlex.split(line)[1:]], cwd=tmp_path, check=True)
+    model = small()
+    load_checkpoint(model, tmp_path / "weights.pt", "weights.pt")
+    assert model.get_parameter("bias") == 3.0
+
+
+# ---------------------------------------------------------------- folders
+
+
+def loaded(place: Path) -> torch.nn.Module:
+    model = small()
+    load_checkpoint(model, place, place.name)
+    return model
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "other.safetensors"])
+def test_a_folder_with_one_file_of_weights(tmp_path: Path, name: str) -> None:
+    load(tmp_path, STATE, name=name)
+    (tmp_path / "config.json").write_text("{}")
+    assert loaded(tmp_path).get_parameter("bias") == 3.0
+
+
+def test_shards_by_their_index_and_by_their_folder(tmp_path: Path) -> None:
+    for number, (name, tensor) in enumerate(STATE.items()):
+        save_file({name: tensor}, tmp_path / f"model-{number}.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    shards = {name: f"model-{number}.safetensors" for number, name in enumerate(STATE)}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    assert loaded(index).get_parameter("bias") == loaded(tmp_path).get_parameter("bias") == 3.0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[", "is no index of shards: JSONDecodeError"),
+        ("[]", "is no index of shards: TypeError"),
+        ("{}", "is no index of shards: KeyError: 'weight_map'"),
+        ('{"weight_map": {"a": 3}}', "is no index of shards: TypeError"),
+        ('{"weight_map": {"a": "../x.bin"}}', "names a file outside its folder: ../x.bin"),
+        ('{"weight_map": {"a": "x.bin"}}', "x.bin is not there"),
+    ],
+)
+def test_an_index_of_nothing(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(LoadError, match=re.escape(message)):
+        loaded(tmp_path)
+
+
+def test_a_folder_without_weights_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(LoadError, match=r"(?m)is a folder without a checkpoint; it holds notes\.txt$"):
+        loaded(tmp_path)
+
+
+def distributed(folder: Path, content: dict[str, Any]) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "assuming the intent is to save in a single process"
+        save_distributed(content, checkpoint_id=folder)
+    return folder
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_a_distributed_checkpoint(tmp_path: Path, prefix: str) -> None:
+    trained = small()
+    optimizer = torch.optim.AdamW(trained.parameters())
+    trained(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state: dict[str, Any] = trained.state_dict()
+    content = {"model": state, "optim": optimizer.state_dict(), "step": 3} if prefix else state
+    found = loaded(distributed(tmp_path / "step-3", content))
+    assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in state.items())
+
+
+def test_a_distributed_checkpoint_that_would_run_code_does_not(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    folder = distributed(tmp_path / "dcp", STATE)
+    (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(LoadError, match=r"cannot be read as a checkpoint of torch.distributed: it asks for"):
+        loaded(folder)
+    assert not (tmp_path / "ran").exists()

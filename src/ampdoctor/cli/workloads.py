@@ -138,9 +138,7 @@ def config_of(config: Path | None, targets: Targets, overrides: Sequence[str]) -
 
     if config is not None:
         return load_config(config, overrides)
-    return config_from_options(
-        targets.model, targets.data, targets.loss, targets.optimizer, overrides=overrides
-    )
+    return config_from_options(targets.model, targets.data, targets.loss, overrides, targets.optimizer)
 
 
 @contextmanager

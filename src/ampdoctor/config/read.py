@@ -44,8 +44,8 @@ def config_from_options(
     model: str | None = None,
     data: str | None = None,
     loss: str | None = None,
-    optimizer: str | None = None,
     overrides: Sequence[str] = (),
+    optimizer: str | None = None,
 ) -> Config:
     """The config that ``--model``, ``--data``, ``--loss``, ``--optimizer`` and ``--set`` describe.
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ampdoctor.errors import LoadError
+from ampdoctor.load.checkpoint_folder import read_folder, read_index, read_one
 from ampdoctor.load.describe import describe
-from ampdoctor.load.tensor_files import read_pickled, read_safetensors
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training programs keep a model's state next to other things."""
@@ -22,13 +22,19 @@ def load_checkpoint(model: torch.nn.Module, file: Path, shown: str) -> None:
     ``shown`` is the file as the config names it.
     """
     where = f"model.checkpoint: {shown}"
-    if file.suffix == ".safetensors":
-        content: Any = read_safetensors(file, where)
-    elif file.suffix in (".pt", ".pth", ".bin", ".ckpt"):
-        content = read_pickled(file, where)
-    else:
-        raise LoadError(f"{where} is no .safetensors, .pt, .pth, .bin or .ckpt file")
     names = list(model.state_dict())
+    content: Any
+    if file.is_dir():
+        content = read_folder(file, where, names)
+    elif file.name.endswith(".index.json"):
+        content = read_index(file, where)
+    elif file.suffix in (".safetensors", ".pt", ".pth", ".bin", ".ckpt"):
+        content = read_one(file, where)
+    else:
+        raise LoadError(
+            f"{where} is no .safetensors, .pt, .pth, .bin or .ckpt file",
+            "It may also be an .index.json of shards, or a folder with one.",
+        )
     state = _fitting(_state_dict(content, where), set(names))
     error = ""
     try:
@@ -72,10 +78,20 @@ def _is_mapping(value: Any) -> bool:
 
 
 def _fitting(state: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
-    """The state, its names without DataParallel's and torch.compile's prefixes where that fits better."""
+    """The state, its names without DataParallel's and torch.compile's prefixes where that fits better.
+
+    Where the whole model lies below one prefix, as in Lightning's ``model.``, it is that part.
+    """
     plain = {_plain(key): value for key, value in state.items()}
     better = len(plain) == len(state) and len(wanted & set(plain)) > len(wanted & set(state))
-    return plain if better else state
+    found = plain if better else state
+    if wanted and not wanted & set(found):
+        below = {key[: -len(one)] for one in (min(wanted),) for key in found if key.endswith(f".{one}")}
+        whole = sorted(prefix for prefix in below if all(f"{prefix}{name}" in found for name in wanted))
+        if "model." in whole or len(whole) == 1:
+            prefix = "model." if "model." in whole else whole[0]
+            return {name: found[f"{prefix}{name}"] for name in wanted}
+    return found
 
 
 def _plain(key: str) -> str:

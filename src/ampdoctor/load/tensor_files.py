@@ -26,10 +26,21 @@ def read_pickled(file: Path, where: str) -> Any:
         raise LoadError(
             f"{where} holds more than plain tensors{name}; reading it could run code, so it was not read",
             "Save only tensors, dicts, lists and tuples: torch.save(batch, file), "
-            "or torch.save(model.state_dict(), file).",
+            "or torch.save(model.state_dict(), file)." + _converted(file),
         ) from error
     except Exception as error:  # Bytes that are no such file can fail anywhere in torch's reader.
         raise LoadError(f"{where} cannot be read as a file of torch.save: {_short(error)}") from error
+
+
+def _converted(file: Path) -> str:
+    """The line that makes a file of plain tensors of a checkpoint with other things in it."""
+    if file.suffix not in (".ckpt", ".pt", ".pth"):
+        return ""
+    return (
+        " Of a checkpoint that you trust, this makes one: "
+        f"python -c \"import torch; c = torch.load('{file.name}', "
+        "weights_only=False); torch.save(c.get('state_dict', c.get('model', c)), 'weights.pt')\""
+    )
 
 
 def read_safetensors(file: Path, where: str) -> dict[str, torch.Tensor]:
