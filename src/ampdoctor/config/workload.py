@@ -23,7 +23,7 @@ class ModelSection(TargetSection):
     """The model: a function that builds it, an nn.Module class, or an nn.Module."""
 
     checkpoint: FilePath | None = None
-    """Weights to load into it: .safetensors, .pt, .pth, .bin or .ckpt, an .index.json of shards, or a folder of
+    """Weights to load into it: .safetensors, .pt, .pth, .bin or .ckpt, an .index.json of shards, a folder of
     transformers or torch.distributed.checkpoint; relative to the config's folder."""
     mode: Literal["train", "eval"] | None = None
     """Set on the whole model before it is scanned; left out: as it was built."""
