@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from ampdoctor.config import Config, config_from_options, load_config, parse_config
+from ampdoctor.config import Config, load_config
 from ampdoctor.config.problems import KEY_PATHS
 from ampdoctor.config.workload import DataFile, DataSynthetic, DataTarget, LossBuiltin, LossTarget
 from ampdoctor.errors import ConfigError
-
-SMALLEST = "model: {target: models.py:build_model}\ndata: {target: models.py:build_batch}\n"
-
-
-def parse(text: str, *overrides: str) -> Config:
-    return parse_config(textwrap.dedent(text), Path("config.yaml"), overrides)
-
-
-def failure(text: str, *overrides: str) -> ConfigError:
-    with pytest.raises(ConfigError) as caught:
-        parse(text, *overrides)
-    return caught.value
-
-
-def problems(text: str, *overrides: str) -> list[str]:
-    return list(failure(text, *overrides).problems)
+from config_texts import SMALLEST, failure, parse, problems
 
 
 def test_the_smallest_config_has_the_contract_s_defaults() -> None:
@@ -320,78 +304,7 @@ def test_files_are_read_and_missing_ones_get_a_near_miss(tmp_path: Path) -> None
     )
 
 
-def test_set_changes_any_key() -> None:
-    config = parse(
-        SMALLEST + "precision: &p {loss_scale: 8}\nrules: {waivers: [{code: AMP101, reason: x}]}",
-        "precision.loss_scale=1e3",
-        "model.kwargs.depth=3",
-        "rules.ignore=[AMP103, AMP205]",
-        "rules.waivers.0.module=head",
-        'limits."decoder.*".headroom_bits=2',
-        "loss=none",
-    )
-    assert config.precision.loss_scale == 1000.0
-    assert config.model.kwargs == {"depth": 3}
-    assert config.rules.ignore == ["AMP103", "AMP205"]
-    assert config.rules.waivers[0].module == "head"
-    assert config.limits.modules["decoder.*"].headroom_bits == 2.0
-    assert config.loss == "none"
-
-
-def test_set_replaces_a_plain_value_by_a_section_and_empty_takes_a_key_away() -> None:
-    text = "model: {target: a.py:b, checkpoint: w.pt}\ndata: {file: x.pt}\nloss: none\n"
-    config = parse(text, "loss.builtin=mse", "model.checkpoint=")
-    assert config.loss == LossBuiltin(builtin="mse")
-    assert config.model.checkpoint is None
-
-
-def test_set_leaves_the_other_users_of_a_yaml_alias_alone() -> None:
-    config = parse(
-        "model: {target: a.py:b, kwargs: &k {x: 1}}\ndata: {target: a.py:b, kwargs: *k}", "data.kwargs.x=2"
-    )
-    assert config.model.kwargs == {"x": 1}
-
-
-def test_problems_with_set_name_the_option() -> None:
-    assert problems(
-        SMALLEST,
-        "precision.dtyp=fp16",
-        "seed",
-        "limits.headroom_bits=[1",
-        "precision.loss_scale=2",
-        "precision.loss_scale=0",
-        "data={file: 3}",
-    ) == [
-        "--set seed: write KEY.PATH=VALUE, such as precision.loss_scale=1024",
-        "--set limits.headroom_bits=[1: the value is no YAML: while parsing a flow sequence, "
-        "expected ',' or ']', but got '<stream end>'",
-        "--set precision.loss_scale=0: must be greater than 0, got 0",
-        "--set precision.dtyp=fp16: unknown key; did you mean 'dtype'?",
-        "--set data={file: 3}: data.file: expected text, got 3",
-    ]
-
-
-def test_options_alone_make_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = config_from_options("m.py:build", "batch.npz", "mse", ["precision.mode=half"])
-    assert config.data == DataFile(file="batch.npz")
-    assert config.loss == LossBuiltin(builtin="mse")
-    assert config.precision.mode == "half"
-    assert (config.title, config.directory) == ("m.py:build", tmp_path)
-    assert config_from_options("m.py:build", "m.py:data", "none").loss == "none"
-    assert config_from_options("m.py:build", "m.py:data", "m.py:f").loss == LossTarget(target="m.py:f")
-
-
-def test_problems_with_options_name_the_option() -> None:
-    with pytest.raises(ConfigError) as caught:
-        config_from_options("models.py", None, "mes")
-    assert caught.value.message == "the command line has 3 problems"
-    assert list(caught.value.problems) == [
-        "--model models.py: 'models.py' is no target; write file.py:name or package.module:name",
-        "--data: is required",
-        "--loss mes: 'mes' is not allowed; did you mean 'mse'? (allowed: cross_entropy, nll, mse, l1, "
-        "smooth_l1, huber, bce, bce_with_logits, kl_div)",
-    ]
+# ---------------------------------------------------------------- keys
 
 
 def test_the_schema_explains_every_key() -> None:
@@ -411,60 +324,3 @@ def test_key_paths_reach_into_lists_and_free_names() -> None:
     assert ("rules", "waivers", "*", "expires") in KEY_PATHS
     assert ("data", "synthetic", "*", "shape") in KEY_PATHS
     assert ("limits", "*", "headroom_bits") in KEY_PATHS
-
-
-# ---------------------------------------------------------------- documents made to hurt
-
-
-def test_torch_counts_devices_with_a_byte() -> None:
-    assert parse(SMALLEST, "precision.device=cuda:99").precision.device == "cuda:99"
-    assert problems(SMALLEST, "precision.device=cuda:1000") == [
-        "--set precision.device=cuda:1000: 'cuda:1000' is not allowed; did you mean 'cuda'? "
-        "(allowed: auto, cpu, cuda, cuda:1)"
-    ]
-
-
-@pytest.mark.parametrize("name", ["\\0", "\\ud800", "x" * 256])
-def test_a_name_that_no_file_can_have(name: str) -> None:
-    text = f'model: {{target: "{name}:build", checkpoint: "a/{name}"}}\ndata: {{file: "{name}"}}\n'
-    assert [p.partition(": ")[2].partition(",")[0] for p in problems(text)] == [
-        "model.target: no file can have this name",
-        "model.checkpoint: no file can have this name",
-        "data.file: no file can have this name",
-    ]
-
-
-def test_nesting_past_pythons_stack_is_no_yaml() -> None:
-    message = failure("model: " + "[" * 3000).message
-    assert message == "config.yaml: not valid YAML: it is nested too deeply"
-
-
-@pytest.mark.parametrize("value", ["!!bool maybe", '!!int ""', "!!float x", "!!binary x", "1" * 5000])
-def test_a_tag_that_its_value_cannot_have(value: str) -> None:
-    message = failure(f"{SMALLEST}\nseed: {value}").message
-    line = len(SMALLEST.splitlines()) + 2
-    assert message.startswith(f"config.yaml:{line}: not valid YAML: ")
-
-
-def test_merges_of_merges_end() -> None:
-    """Three merges on each of 40 lines lead to the one key of the first line along 3 ** 40 ways."""
-    lines = [
-        "a0: &a0 {x: 1}",
-        *(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 3)}]}}" for n in range(1, 41)),
-    ]
-    assert len(problems("\n".join(lines))) == 43
-
-
-def test_a_file_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: it holds more than 8 MiB"):
-        load_config(Path("/dev/zero"))
-
-
-def test_aliases_of_aliases_are_not_followed_for_ever() -> None:
-    """Nine aliases on each of ten lines: 9 ** 10 values in the document, eleven lists in memory."""
-    lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 11))]
-    assert [p.split(": ")[1] for p in problems("\n".join(lines))] == [
-        "model",
-        "data",
-        *(f"a{n}" for n in range(11)),
-    ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from case_runner import scan
-from test_cuda_on_cpu_rounding import LikeCuda, half
+from half_ops import LikeCuda, half
 
 INF = math.inf
 ONES = torch.ones(4).half()

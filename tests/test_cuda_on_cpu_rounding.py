@@ -8,39 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampdoctor.probe.cuda.on_cpu import Emulated, EmulatedRefusal, cuda_autocast_policy, place, run_like_cuda
-
-aten = torch.ops.aten
-HALF, BRAIN, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
-LOW = (HALF, BRAIN)
-
-
-def half(*values: Any) -> Tensor:
-    return torch.tensor(values, dtype=HALF)
-
-
-def run(func: Any, *args: Any, **kwargs: Any) -> Emulated:
-    return run_like_cuda(func, args, kwargs)
-
-
-class LikeCuda(TorchDispatchMode):
-    """Runs every op through run_like_cuda."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.how: dict[str, str] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = run_like_cuda(func, args, kwargs or {})
-        self.how[func._schema.name] = result.how
-        return result.outputs
-
-
-# --- one rounding, and the value before it ----------------------------------------------------------------
+from ampdoctor.probe.cuda.on_cpu import cuda_autocast_policy, place
+from half_ops import BRAIN, DOUBLE, HALF, SINGLE, LikeCuda, aten, half, run
 
 
 def test_a_product_past_65520_becomes_inf_and_shows_its_exact_value() -> None:
@@ -145,9 +115,6 @@ def test_integers_do_not_promote() -> None:
     assert result.unrounded[0].tolist() == [90000.0]
 
 
-# --- casts ------------------------------------------------------------------------------------------------
-
-
 def test_a_casts_exact_value_is_its_input() -> None:
     x = torch.tensor([70000.0, 1e-9])
     result = run(aten._to_copy.default, x, dtype=HALF)
@@ -177,9 +144,6 @@ def test_casts_that_do_not_round_say_so(source: Tensor, dtype: torch.dtype) -> N
     result = run(aten._to_copy.default, source, dtype=dtype)
     assert result.outputs.dtype is dtype
     assert result.unrounded == (None,)
-
-
-# --- in place and out= ------------------------------------------------------------------------------------
 
 
 def test_in_place_ops_change_and_return_the_users_tensor() -> None:
@@ -258,9 +222,6 @@ def test_a_backward_pass_survives_in_place_ops() -> None:
     assert x.grad.tolist() == [3832 * 2.0**-19]
 
 
-# --- dtypes of results ------------------------------------------------------------------------------------
-
-
 def test_a_dtype_argument_decides_the_result() -> None:
     x = torch.full((2,), 60000.0, dtype=HALF)
     wide = run(aten.sum.default, x, dtype=SINGLE)
@@ -327,9 +288,6 @@ def test_comparisons_and_indices_are_not_floating() -> None:
     assert (values.tolist(), indices.tolist()) == ([3.0, 2.0], [1, 2])
 
 
-# --- what the CPU refuses ---------------------------------------------------------------------------------
-
-
 def test_a_fill_value_that_half_cannot_hold_raises_as_it_does_on_cuda() -> None:
     with pytest.raises(RuntimeError, match=r"cannot be converted to type .*::Half without overflow"):
         run(aten.masked_fill.Scalar, half(1.0), torch.tensor([True]), -1e9)
@@ -354,112 +312,3 @@ def test_a_failing_op_fails_with_the_error_of_the_users_dtype() -> None:
         torch.mm(x, y)
     assert str(emulated.value) == str(native.value)
     assert emulated.value.__context__ is None
-
-
-def test_an_op_without_a_half_kernel_on_the_cpu_is_computed_in_float32() -> None:
-    x = torch.ones(1, 1, 2, 2, 2, dtype=HALF)
-    with pytest.raises(RuntimeError, match="not implemented for"):
-        F.avg_pool3d(x, 2)
-    result = run(aten.avg_pool3d.default, x, [2, 2, 2])
-    assert result.outputs.dtype is HALF
-    assert result.outputs.tolist() == [[[[[1.0]]]]]
-
-
-def test_an_op_of_random_numbers_without_a_half_kernel_says_how_it_ran() -> None:
-    counts, chance = half(8.0, 8.0), half(0.0, 1.0)
-    with pytest.raises(RuntimeError, match="not implemented for"):
-        torch.binomial(counts, chance)
-    result = run(aten.binomial.default, counts, chance)
-    assert result.outputs.tolist() == [0.0, 8.0]
-    assert result.outputs.dtype is HALF
-    assert result.how == "no half kernel"
-
-
-def test_decompositions_fail_in_half_precision_as_they_do_on_cuda() -> None:
-    with pytest.raises(RuntimeError, match="Half"):
-        run(aten.linalg_inv_ex.default, torch.eye(2, dtype=HALF))
-    assert run(aten.linalg_inv_ex.default, torch.eye(2)).how == "native"
-
-
-def test_what_only_the_cpu_can_do_in_half_precision_is_refused() -> None:
-    with pytest.raises(EmulatedRefusal, match="aten::histc"):
-        run(aten.histc.default, half(1.0, 2.0))
-    assert run(aten.histc.default, torch.ones(2)).how == "native"
-
-
-# --- left alone -------------------------------------------------------------------------------------------
-
-
-def test_views_share_memory_and_moves_are_not_rounded() -> None:
-    x = torch.arange(6, dtype=HALF).view(2, 3)
-    transposed = run(aten.t.default, x)
-    assert transposed.outputs.data_ptr() == x.data_ptr()
-    assert transposed.how == "native"
-    for func, args in (
-        (aten.clone.default, (x,)),
-        (aten.cat.default, ([x, x],)),
-        (aten.index_select.default, (x, 0, torch.tensor([1]))),
-        (aten.where.self, (x > 1, x, x)),
-        (aten.relu.default, (x,)),
-        (aten.nan_to_num.default, (half(float("inf")),)),
-    ):
-        assert run(func, *args).unrounded == (None,)
-    assert run(aten.nan_to_num.default, half(float("inf"))).outputs.tolist() == [65504.0]
-
-
-@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE, torch.complex64, torch.int64])
-def test_other_dtypes_run_natively(dtype: torch.dtype) -> None:
-    x = torch.ones(2, 2, dtype=dtype)
-    result = run(aten.mm.default, x, x)
-    assert result.outputs.dtype is dtype
-    assert result.how == "native"
-
-
-def test_sparse_tensors_are_left_to_the_cpu() -> None:
-    x = torch.eye(2, dtype=HALF).to_sparse()
-    result = run(aten.mul.Tensor, x, x)
-    assert result.how == "left"
-    assert result.outputs.to_dense().tolist() == [[1.0, 0.0], [0.0, 1.0]]
-
-
-def test_tensors_with_a_dispatch_of_their_own_are_left_to_it() -> None:
-    class Wrapped(Tensor):
-        @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
-            return torch.full((1,), 42.0, dtype=HALF)
-
-    x = half(1.0).as_subclass(Wrapped)
-    result = run(aten.mul.Tensor, x, x)
-    assert result.outputs.tolist() == [42.0]
-    assert result.how == "left"
-
-
-def test_random_numbers_are_those_of_the_half_kernel() -> None:
-    torch.manual_seed(0)
-    expected = torch.empty(4096, dtype=HALF).exponential_()
-    torch.manual_seed(0)
-    result = run(aten.exponential_.default, torch.empty(4096, dtype=HALF))
-    assert torch.equal(result.outputs, expected)
-
-
-def test_dropout_drops_the_same_elements() -> None:
-    x = torch.ones(1000, dtype=HALF)
-    torch.manual_seed(0)
-    expected = F.dropout(x, 0.25)
-    torch.manual_seed(0)
-    with LikeCuda():
-        assert torch.equal(F.dropout(x, 0.25), expected)
-
-
-def test_empty_and_zero_dimensional_tensors() -> None:
-    empty = run(aten.mm.default, torch.ones(0, 3, dtype=HALF), torch.ones(3, 2, dtype=HALF))
-    assert (tuple(empty.outputs.shape), empty.outputs.dtype) == ((0, 2), HALF)
-    scalar = run(aten.mul.Tensor, torch.tensor(300.0, dtype=HALF), torch.tensor(300.0, dtype=HALF))
-    assert scalar.outputs.item() == float("inf")
-
-
-def test_inference_mode() -> None:
-    with torch.inference_mode(), LikeCuda() as like_cuda:
-        y = F.linear(half([256.0, 2.0]), half([256.0, -8.0]))
-    assert y.tolist() == [[float("inf")]]
-    assert "rounded" in like_cuda.how.values()

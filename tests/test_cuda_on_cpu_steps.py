@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ampdoctor.probe.cuda.on_cpu import EmulatedRefusal, cuda_autocast_policy, run_like_cuda
 from case_runner import run_case, scan
-from test_cuda_on_cpu_rounding import LikeCuda, half
+from half_ops import LikeCuda, half
 
 aten = torch.ops.aten
 INF = math.inf

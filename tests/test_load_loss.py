@@ -5,50 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import UserDict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
-from ampdoctor.config import Config
-from ampdoctor.config.workload import LossBuiltin
 from ampdoctor.errors import LoadError
-from ampdoctor.load.builtin_losses import LOSSES
 from ampdoctor.load.call import call_model
-from ampdoctor.load.loss import NAME_A_LOSS, ONE_OF_SEVERAL, build_step
+from ampdoctor.load.loss import NAME_A_LOSS, ONE_OF_SEVERAL
 from load_helpers import load_failure, load_in, write
-
-
-class Model(torch.nn.Module):
-    """Returns what it is told, and remembers how it was called."""
-
-    def __init__(self, output: Any = None) -> None:
-        super().__init__()
-        self.output = output
-        self.called: Any = None
-
-
-class TakesOne(Model):
-    def forward(self, x: Any) -> Any:
-        self.called = x
-        return self.output
-
-
-class TakesTwo(Model):
-    def forward(self, x: Any, y: Any = None) -> Any:
-        self.called = (x, y)
-        return self.output
+from loss_models import LOSS_CODE, ONE, TWO, Model, TakesOne, TakesTwo, X, step_of
 
 
 @dataclasses.dataclass
 class Record:
     x: int
     y: int
-
-
-ONE, TWO = torch.tensor(1.0), torch.tensor(2.0)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +73,6 @@ def test_what_the_model_itself_raises_passes_through() -> None:
 
     with pytest.raises(TypeError, match=r"^mine$"):
         call_model(Raises(), ONE)
-
-
-def step_of(loss: Any) -> Callable[[torch.nn.Module, Any], Any]:
-    values: dict[str, Any] = {"model": {"target": "a.py:b"}, "data": {"target": "a.py:b"}, "loss": loss}
-    return build_step(Config.model_validate(values))
 
 
 class HasLoss:
@@ -179,117 +147,7 @@ def test_loss_none_gives_the_outputs(tmp_path: Path) -> None:
     assert workload.step(workload.model, workload.batches[0]) is workload.batches[0]["input"]
 
 
-def builtin(name: str, output: Any, batch: Any, **kwargs: Any) -> torch.Tensor:
-    loss = step_of({"builtin": name, "kwargs": kwargs})(TakesOne(output), batch)
-    assert isinstance(loss, torch.Tensor)
-    return loss
-
-
-X = torch.zeros(1)
-
-
-@pytest.mark.parametrize(
-    ("name", "output", "target", "loss"),
-    [
-        ("mse", torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]), 5.0),
-        ("l1", torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]), 2.0),
-        ("smooth_l1", torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]), 1.5),
-        ("huber", torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]), 1.5),
-        ("cross_entropy", torch.zeros(2, 4), torch.tensor([0, 3]), math.log(4)),
-        ("cross_entropy", torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64), math.log(4)),
-        ("cross_entropy", torch.zeros(2, 4, 3), torch.zeros(2, 3, dtype=torch.int64), math.log(4)),
-        ("nll", torch.tensor([[-2.0, 0.0]]), torch.tensor([0]), 2.0),
-        ("bce", torch.tensor([0.5]), torch.tensor([1]), math.log(2)),
-        ("bce_with_logits", torch.tensor([0.0]), torch.tensor([True]), math.log(2)),
-        ("kl_div", torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]), math.log(2)),
-    ],
-)
-def test_builtin_losses(name: str, output: torch.Tensor, target: torch.Tensor, loss: float) -> None:
-    assert builtin(name, output, (X, target)).item() == pytest.approx(loss, rel=1e-6)
-
-
-def test_every_builtin_of_the_contract_exists() -> None:
-    assert set(LOSSES) == set(get_args(LossBuiltin.model_fields["builtin"].annotation))
-
-
-def test_a_builtin_loss_takes_keyword_arguments() -> None:
-    assert builtin("mse", torch.tensor([1.0, 3.0]), (X, torch.zeros(2)), reduction="sum").item() == 10.0
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"x": X, "labels": TWO},
-        {"image": X, "y": TWO},
-        UserDict(x=X, target=TWO),
-        (X, TWO),
-        [X, TWO],
-    ],
-)
-def test_a_builtin_loss_finds_inputs_and_target(batch: Any) -> None:
-    model = TakesOne(ONE)
-    assert step_of({"builtin": "mse"})(model, batch).item() == 1.0
-    assert model.called is X
-
-
-def test_more_inputs_go_to_the_model_together() -> None:
-    model = TakesTwo(ONE)
-    step_of({"builtin": "mse"})(model, (ONE, TWO, TWO))
-    assert model.called == (ONE, TWO)
-
-
-@pytest.mark.parametrize("output", [{"logits": ONE, "z": TWO}, {"anything": ONE}, (ONE, TWO), [ONE]])
-def test_a_builtin_loss_finds_the_prediction(output: Any) -> None:
-    assert builtin("mse", output, (X, TWO)).item() == 1.0
-
-
-@pytest.mark.parametrize(
-    ("output", "batch", "message"),
-    [
-        (ONE, ONE, "loss.builtin: the batch is a tensor of shape [], float32"),
-        (ONE, {"x": X, "z": X}, "loss.builtin: the batch, a dict with the keys x, z, names no target"),
-        (ONE, {"y": X}, "loss.builtin: the batch, a dict with the keys y, names no target"),
-        (ONE, (X, [1]), "loss.builtin: the batch's target is a list of 1 (the number 1), not a tensor"),
-        (
-            {"a": ONE, "b": ONE},
-            (X, X),
-            "loss.builtin: the model returned a dict with the keys a, b, "
-            "and no prediction is to be seen in it",
-        ),
-    ],
-)
-def test_a_builtin_loss_says_what_it_misses(output: Any, batch: Any, message: str) -> None:
-    with pytest.raises(LoadError) as caught:
-        builtin("mse", output, batch)
-    assert caught.value.message == message
-
-
-LOSS_CODE = """
-    import torch
-
-    def build_model():
-        return torch.nn.Linear(2, 1)
-
-    def good(model, batch, factor=1.0):
-        return model(batch["x"]).sum() * 0 + factor
-
-    def nothing(model, batch): pass
-    def number(model, batch): return model(batch["x"]).mean().item()
-    def losses(model, batch): return [model(batch["x"]).mean(), model(batch["x"]).sum()]
-    def by_name(model, batch): return {"box": model(batch["x"]).mean()}
-    def with_outputs(model, batch): return torch.tensor(2.0), model(batch["x"])
-    def in_a_dict(model, batch): return {"loss": torch.tensor(2.0), "accuracy": 0.5}
-    def of_output(pred, target, factor=1.0): return factor * (pred * 0 + target - 1).sum()
-    criterion = torch.nn.MSELoss(reduction="sum")
-    def vector(model, batch): return model(batch["x"]).squeeze(-1)
-    def empty(model, batch): return torch.ones(0)
-    def integer(model, batch): return torch.tensor(3)
-    def one_argument(output): return output
-    def raises(model, batch): raise ZeroDivisionError("mine")
-
-    class Criterion:
-        def __init__(self, model, batch): pass
-    """
+# ---------------------------------------------------------------- functions
 
 
 def loss_config(folder: Path, loss: str) -> str:
