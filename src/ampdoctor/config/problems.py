@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from ampdoctor.config.document import Document, KeyPath, dotted
 from ampdoctor.config.schema import Config
+from ampdoctor.config.workload import DATA_SOURCES, LOSS_SOURCES
 
 OTHER_NAMES = {
     "fp16": "float16",
@@ -67,11 +68,7 @@ def _line(document: Document, path: KeyPath) -> int:
 
 
 _MARKS = {
-    "<target>",
-    "<file>",
-    "<synthetic>",
-    "<builtin>",
-    "<none>",
+    *(f"<{source}>" for source in (*DATA_SOURCES, *LOSS_SOURCES)),
     "<dynamic>",
     "<start>",
     "<number>",
@@ -130,7 +127,7 @@ def _unknown_key(path: KeyPath, document: Document) -> str:
         section = document.values
         for part in path[:-1]:
             section = section.get(part, {}) if isinstance(section, dict) else {}
-        source = next(k for k in ("target", "file", "builtin", "synthetic") if k in section and k != path[-1])
+        source = next(k for k in (*DATA_SOURCES, *LOSS_SOURCES) if k in section and k != path[-1])
         return f"cannot stand next to '{source}'; keep one of the two"
     near = _near(path[-1], known)
     if near:
@@ -153,7 +150,7 @@ def _not_allowed(path: KeyPath, got: object) -> str:
 def _no_source(path: KeyPath, got: object) -> str:
     section = path[-1]
     forms = {
-        "data": "target, file or synthetic",
+        "data": f"{', '.join(DATA_SOURCES[:-1])} or {DATA_SOURCES[-1]}",
         "loss": "{target: file.py:name}, {builtin: cross_entropy} or none",
     }[section]
     if isinstance(got, Mapping):

@@ -41,7 +41,7 @@ class Config(Section):
     model: ModelSection
     """What is examined."""
     data: Data
-    """What it is run on: target, file or synthetic."""
+    """What it is run on, from one of several sources."""
     loss: Loss | None = None
     """target, builtin, or none for forward only; left out: output.loss, output["loss"] or a scalar output."""
     optimizer: OptimizerSection | None = None

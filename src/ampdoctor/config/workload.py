@@ -141,15 +141,19 @@ def _source(*keys: str) -> Discriminator:
     return Discriminator(tag)
 
 
+DATA_SOURCES = ("target", "file", "synthetic")
+LOSS_SOURCES = ("target", "builtin", "none")
+"""The keys of which one says where data and loss come from."""
+
 Data = Annotated[
     Annotated[DataTarget, Tag("<target>")]
     | Annotated[DataFile, Tag("<file>")]
     | Annotated[DataSynthetic, Tag("<synthetic>")],
-    _source("target", "file", "synthetic"),
+    _source(*DATA_SOURCES),
 ]
 Loss = Annotated[
     Annotated[LossTarget, Tag("<target>")]
     | Annotated[LossBuiltin, Tag("<builtin>")]
     | Annotated[Literal["none"], Tag("<none>")],
-    _source("target", "builtin", "none"),
+    _source(*LOSS_SOURCES),
 ]

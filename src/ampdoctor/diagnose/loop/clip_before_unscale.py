@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampdoctor.diagnose.loop.rule import LoopRule, by_line, finding, in_steps, of_kind, scale_words
+from ampdoctor.diagnose.loop.rule import LoopRule, by_line, finding, in_steps, scale_words, still_scaled
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.wording import count_words
 from ampdoctor.facts.loop import LoopTrace
@@ -38,12 +38,7 @@ _REMEDY = "Call scaler.unscale_(optimizer) before clipping."
 
 def check(trace: LoopTrace) -> Iterable[Finding]:
     """One finding for each line that clips gradients which a scale other than 1 still multiplies."""
-    scales = {e.order: e.scale for e in of_kind(trace, "backward") if e.scaler}
-    clips = []
-    for event in of_kind(trace, "clip"):
-        latest = max((order for order in scales if order < event.order), default=None)
-        if event.gradients.get("scaled") and latest is not None and scales[latest] != 1.0:
-            clips.append((event, scales[latest]))
+    clips = still_scaled(trace, "clip")
     for group in by_line(event for event, _ in clips):
         first = group[0]
         at = next(s for e, s in clips if e is first)

@@ -63,6 +63,21 @@ def before(trace: LoopTrace, event: Event, *kinds: EventKind) -> Event | None:
     return next((e for e in earlier if e.kind in kinds), None)
 
 
+def still_scaled(trace: LoopTrace, kind: EventKind) -> list[tuple[Event, float]]:
+    """The events of this kind on gradients that a scale other than 1 still multiplies, each with that scale.
+
+    It is that of the last scaled backward before the event.
+    """
+    scales = {e.order: e.scale for e in of_kind(trace, "backward") if e.scaler}
+    found = []
+    for event in of_kind(trace, kind):
+        latest = max((order for order in scales if order < event.order), default=None)
+        scale = 1.0 if latest is None else scales[latest]
+        if event.gradients.get("scaled") and scale is not None and scale != 1.0:
+            found.append((event, scale))
+    return found
+
+
 def in_steps(events: Sequence[Event]) -> str:
     """``in step 3``; ``in 12 steps, from 3 on``."""
     steps = list(dict.fromkeys(event.step for event in events))

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampdoctor.diagnose.loop.rule import LoopRule, by_line, finding, in_steps, of_kind, scale_words
+from ampdoctor.diagnose.loop.rule import LoopRule, by_line, finding, in_steps, scale_words, still_scaled
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.wording import count_words
 from ampdoctor.facts.loop import LoopTrace
@@ -37,17 +37,7 @@ _REMEDY = "Call scaler.step(optimizer), then scaler.update()."
 
 def check(trace: LoopTrace) -> Iterable[Finding]:
     """One finding for each line that steps an optimizer on gradients which a scale still multiplies."""
-    scales = {e.order: e.scale for e in of_kind(trace, "backward") if e.scaler}
-    found = []
-    for event in of_kind(trace, "optimizer_step"):
-        latest = max((order for order in scales if order < event.order), default=None)
-        if (
-            not event.scaler
-            and event.gradients.get("scaled")
-            and latest is not None
-            and scales[latest] != 1.0
-        ):
-            found.append((event, scales[latest]))
+    found = [(event, at) for event, at in still_scaled(trace, "optimizer_step") if not event.scaler]
     for group in by_line(event for event, _ in found):
         at = next(s for e, s in found if e is group[0])
         scaled = group[0].gradients.get("scaled", 0)
