@@ -58,6 +58,19 @@ def generator_of(device: torch.device) -> torch.Generator | None:
     return generators[index] if index < len(generators) else None  # not there before CUDA has started
 
 
+def generators_of(device: torch.device) -> list[torch.Generator]:
+    """The generators that a call may draw from that works on this device: the host's and the device's."""
+    found = (
+        [torch.default_generator, generator_of(device)] if device.type != "cpu" else [torch.default_generator]
+    )
+    return [generator for generator in found if generator is not None]
+
+
+def generators_in_use() -> list[torch.Generator]:
+    """The generators that any call may draw from now: the host's, and a started GPU's."""
+    return generators_of(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+
+
 def states(generators: Iterable[torch.Generator]) -> Drawn:
     """The generators with the states they have now."""
     return [(generator, generator.get_state()) for generator in generators]
@@ -68,9 +81,13 @@ def drawing_again(drawn: Drawn) -> Iterator[None]:
     """Inside, draws come out as they did; afterwards the generators are as they were before."""
     now = states(generator for generator, _ in drawn)
     try:
-        for generator, state in drawn:
-            generator.set_state(state)
+        set_states(drawn)
         yield
     finally:
-        for generator, state in now:
-            generator.set_state(state)
+        set_states(now)
+
+
+def set_states(drawn: Drawn) -> None:
+    """Nothing; the generators are in these states."""
+    for generator, state in drawn:
+        generator.set_state(state)

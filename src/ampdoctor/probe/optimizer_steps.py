@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ampdoctor.facts.trace import Birth, OptimizerStep
 from ampdoctor.facts.updates import ParameterUpdate, StepLoss, UpdatePart
-from ampdoctor.load.seeds import seed_everything
+from ampdoctor.load.seeds import generators_of, seed_everything, states
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.second_look import SecondLook
@@ -300,10 +300,7 @@ def _all_stay(counts: list[tuple[int, int]], weight: Tensor) -> bool:
 
 def _generators(device: torch.device) -> Tensor:
     """The state of torch's generators that an op on this device may draw from."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return torch.cat(states)
+    return torch.cat([state for _, state in states(generators_of(device))])
 
 
 def _copies(lane: Lane) -> dict[str, Tensor]:

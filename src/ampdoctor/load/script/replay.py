@@ -15,6 +15,7 @@ from ampdoctor.errors import LoadError
 from ampdoctor.load.script.buffers import Saved
 from ampdoctor.load.script.tape import Leaf, Node, Ref, Tape
 from ampdoctor.load.script.values import tensors_in
+from ampdoctor.load.seeds import set_states
 from ampdoctor.load.workload import Workload
 
 __ampdoctor_replays_user_code__ = True
@@ -90,10 +91,7 @@ def _replay(
             if dtype is not None or torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=dtype is not None))
         stack.enter_context(torch.set_grad_enabled(node.grad))
-        if node.random is not None:
-            torch.set_rng_state(node.random)
-        if node.random_cuda is not None:
-            torch.cuda.set_rng_state(node.random_cuda)
+        set_states(node.random)
         out = node.call(*args, **kwargs)
     return list(tensors_in(args[0] if node.in_place else out))
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ampdoctor.load.script.buffers import BufferWatch, Saved
 from ampdoctor.load.script.values import mapped, tensors_in
+from ampdoctor.load.seeds import Drawn, generators_in_use, states
 from ampdoctor.probe.watch.location import Line, _is_user_code, user_line
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -35,9 +36,8 @@ class Node:
     grad: bool
     in_place: bool
     generation: int
-    random: Tensor | None = None
-    """The CPU generator's state before a root's call."""
-    random_cuda: Tensor | None = None
+    random: Drawn = ()
+    """The generators' states before a root's call."""
     buffers: list[Saved] = field(default_factory=list)
     """Of a root, before its call."""
 
@@ -104,9 +104,7 @@ class Tape:
             self._names[inner] = _name_of(module)
         sealed_args, sealed_kwargs = self._sealed(args, kwargs)
         node = Node(inner, sealed_args, sealed_kwargs, **self._state(), in_place=False)
-        node.random = torch.get_rng_state()
-        if torch.cuda.is_initialized():
-            node.random_cuda = torch.cuda.get_rng_state()
+        node.random = states(generators_in_use())
         node.buffers = self._buffers.before(inner)
         out = call()
         self._buffers.after()
