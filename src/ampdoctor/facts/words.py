@@ -17,6 +17,9 @@ AUTOCASTS: frozenset[Mode] = frozenset(("autocast",))
 CASTS_WEIGHTS: frozenset[Mode] = frozenset(("half",))
 """Modes in which weights, buffers and batch are cast before anything runs."""
 
+AUTOCAST_DEVICES = ("cpu", "cuda")
+"""The kinds of devices whose autocast is followed where the user's code opens it."""
+
 NotSearched = Literal[
     "interrupted",
     "raised",

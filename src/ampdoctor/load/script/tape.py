@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ampdoctor.facts.words import AUTOCAST_DEVICES
 from ampdoctor.load.script.buffers import BufferWatch, Saved
 from ampdoctor.load.script.values import mapped, tensors_in
 from ampdoctor.load.seeds import Drawn, generators_in_use, states
@@ -151,7 +152,7 @@ class Tape:
         return mapped(args, seal), mapped(kwargs, seal)
 
     def _state(self) -> dict[str, Any]:
-        on = {d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
+        on = {d: torch.get_autocast_dtype(d) for d in AUTOCAST_DEVICES if torch.is_autocast_enabled(d)}
         return {
             "line": user_line(),
             "autocast": on,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.amp.autocast_mode
 
-_DEVICES = ("cpu", "cuda")
+from ampdoctor.facts.words import AUTOCAST_DEVICES
 
 
 @contextmanager
@@ -49,17 +49,17 @@ def cuda_calls_mean_cpu(on_cache_cleared: Callable[[], None]) -> Iterator[None]:
     So ``torch.autocast``, ``torch.cuda.amp.autocast``, ``torch.is_autocast_enabled()``, ``custom_fwd`` and
     the like tell and do on the CPU what they would on CUDA. The default dtype is CUDA's, float16.
     """
-    before = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES}
+    before = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES}
     set_enabled, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
     clear_cache, cast = torch.clear_autocast_cache, torch.amp.autocast_mode._cast
 
     def both_enabled(device_or_flag: Any, enabled: bool | None = None) -> None:
         device, flag = ("cuda", device_or_flag) if enabled is None else (device_or_flag, enabled)
-        for d in _DEVICES if device in _DEVICES else (device,):
+        for d in AUTOCAST_DEVICES if device in AUTOCAST_DEVICES else (device,):
             set_enabled(d, flag)
 
     def both_dtypes(device: str, dtype: torch.dtype) -> None:
-        for d in _DEVICES if device in _DEVICES else (device,):
+        for d in AUTOCAST_DEVICES if device in AUTOCAST_DEVICES else (device,):
             set_dtype(d, dtype)
 
     def clear_both_caches() -> None:
@@ -90,7 +90,7 @@ def cuda_calls_mean_cpu(on_cache_cleared: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def autocast_kept_off() -> Iterator[None]:
     """While open, autocast stays off whatever the user's code says, so that a float32 reference is one."""
-    before = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES}
+    before = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES}
     set_enabled = torch.set_autocast_enabled
 
     def keep_off(device_or_flag: Any, enabled: bool | None = None) -> None:
@@ -98,7 +98,7 @@ def autocast_kept_off() -> Iterator[None]:
 
     with ExitStack() as undo:
         undo.callback(_restore, before)
-        for device in _DEVICES:
+        for device in AUTOCAST_DEVICES:
             set_enabled(device, False)
         undo.enter_context(requested_autocast())
         undo.enter_context(replaced(torch, "set_autocast_enabled", keep_off))
