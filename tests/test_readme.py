@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import BaseModel
 
+from ampdoctor.cli.main import run
 from ampdoctor.config import Config, schema
 from ampdoctor.diagnose.loop.rules import LOOP_RULES
 from ampdoctor.diagnose.rules import RULES
@@ -92,3 +94,18 @@ def test_every_test_that_the_kinds_of_misdiagnosis_name_exists() -> None:
         if not (tests / file).is_file() or f"def {name}" not in (tests / file).read_text()
     ]
     assert missing == []
+
+
+def test_the_output_in_the_readme_is_what_the_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sample_configs").symlink_to(ROOT / "sample_configs")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```\n(\$ ampdoctor .*?)```", README, re.DOTALL)
+    assert blocks
+    for part in (part for block in blocks for part in block.split("$ ampdoctor ")[1:]):
+        command, *shown = part.rstrip("\n").split("\n")
+        assert run([*shlex.split(command), "--quiet"]) == 0
+        printed = iter(capsys.readouterr().out.split("\n"))
+        missing = [line for line in shown if line and line not in printed]  # in their order
+        assert not missing, command
