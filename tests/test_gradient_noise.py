@@ -78,3 +78,29 @@ def test_a_gradient_whose_terms_are_lost_further_up_is_said_to_be_off() -> None:
     (finding,) = (f for f in report.findings if f.code == "AMP203")
     assert "worst weight (off by 33.3 %)" in finding.message
     assert report.sentence.endswith("worst weight (off by 33.3 %).")
+
+
+class Loud(nn.Module):
+    """The weight's gradient is 2^22 times the bias's, which is real all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(1, 1)), nn.Parameter(torch.zeros(1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = (x @ self.weight).float() * 2.0**12 + (torch.ones_like(x) @ self.bias).float()
+        return y
+
+
+def test_a_bias_is_not_noise_because_its_weight_is_loud() -> None:
+    """The bias receives 2^-43: at scale 2^18 that is 2^-25, which FP16 rounds to zero, at 2^19 2^-24, which
+    it keeps. The weight receives 2^12 * 2^10 times as much."""
+    batch = torch.full((1, 1), 2.0**10)
+    trace, report = scan(Loud(), batch, lambda m, x: m(x).sum() * 2.0**-43, loss_scale=65536.0)
+    seen = {p.name: p for p in candidate(trace).parameters}
+    assert seen["weight"].reference_absmax == 2.0**-21 and seen["bias"].reference_absmax == 2.0**-43
+    assert (seen["bias"].lost, seen["bias"].reference_error) == (1, 0.0)
+    assert report.verdict == "gradient-underflow" and report.sentence.endswith(
+        "1 parameter gets a gradient that rounding zeroed; worst bias (100.0 %)."
+    )
+    assert report.loss_scale.window is not None and report.loss_scale.window[0] == 2.0**19

@@ -171,11 +171,11 @@ def _underflow(reading: Reading) -> Headline:
     if damage is None or not damage.damaged:
         share = percent(damage.lost_fraction if damage else None)
         return Headline(head, f"{share} of all gradient elements are rounded to zero.")
-    worst = damage.damaged[0]
+    worst, number = damage.damaged[0], len(damage.damaged)
     return Headline(
         head,
-        f"{count_words(len(damage.damaged), 'parameter')} get a gradient that rounding zeroed; worst "
-        f"{worst.name} ({what_is_lost(worst)}).",
+        f"{count_words(number, 'parameter')} {'gets' if number == 1 else 'get'} a gradient that rounding "
+        f"zeroed; worst {worst.name} ({what_is_lost(worst)}).",
     )
 
 

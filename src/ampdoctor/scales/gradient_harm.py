@@ -17,8 +17,9 @@ LOST_SHARE = 0.2
 LOST_ERROR = 0.05
 """...unless what it lost was negligible: the gradient as a whole still agrees to this relative error."""
 NOISE = 1e-5
-"""A gradient this far below the largest of its own module is rounding noise around zero (FP32 keeps 6e-8, and
-a sum of many terms ten times less): a bias in front of a BatchNorm, the bias of an attention key."""
+"""Where the model does not run in float64, a gradient this far below the largest of its own module is taken
+for rounding noise around zero (FP32 keeps 6e-8, and a sum of many terms ten times less): a bias in front of a
+BatchNorm, the bias of an attention key."""
 VANISHES = 2.0**-45
 """A gradient whose largest element is below this share of the model's, or below this number, trains nothing
 in FP32 either: Adam's eps of 1e-8 is 3.5e5 times as large. What lies above FP16 can hold: at 2^24, the
@@ -31,19 +32,29 @@ SCALE_DEPENDENT = 2.0
 
 
 def without_noise(parameters: Sequence[ParameterGradient]) -> list[ParameterGradient]:
-    """The parameters whose reference gradient is no rounding noise around zero, and trains something."""
+    """The parameters whose reference gradient is no rounding noise around zero, and trains something.
+
+    A comparison with float64 says what is noise; where none was made, ``NOISE`` does.
+    """
     largest: dict[str, float] = {}
     for p in parameters:
         module = p.name.rpartition(".")[0]
         largest[module] = max(largest.get(module, 0.0), p.reference_absmax or 0.0)
-    floor = _floor(parameters)
     return [
         p
-        for p in parameters
-        if (p.reference_absmax or 0.0) >= floor
-        and (p.reference_absmax or 0.0) > NOISE * largest[p.name.rpartition(".")[0]]
-        and (p.reference_error is None or p.reference_error <= UNSURE)
+        for p in that_train(parameters)
+        if (
+            (p.reference_absmax or 0.0) > NOISE * largest[p.name.rpartition(".")[0]]
+            if p.reference_error is None
+            else p.reference_error <= UNSURE
+        )
     ]
+
+
+def that_train(parameters: Sequence[ParameterGradient]) -> list[ParameterGradient]:
+    """The parameters whose gradient is large enough, beside the whole model's, to train anything in FP32."""
+    floor = _floor(parameters)
+    return [p for p in parameters if (p.reference_absmax or 0.0) >= floor]
 
 
 def vanishing(parameters: Sequence[ParameterGradient]) -> list[ParameterGradient]:

@@ -11,7 +11,7 @@ from ampdoctor.probe.passes.gradients import compare_gradients, output_error
 from ampdoctor.probe.passes.one_pass import Run
 from ampdoctor.probe.passes.reference_noise import reference_errors
 from ampdoctor.probe.stages import Progress
-from ampdoctor.scales.gradient_harm import LOST_ERROR, without_noise
+from ampdoctor.scales.gradient_harm import LOST_ERROR, that_train
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Comparison:
     def _compared(self, index: int, run: Run, exact: Run) -> tuple[ParameterGradient, ...]:
         """The gradients against the reference's; where one is far off, with how far that can be trusted."""
         compared = compare_gradients(run.gradients, run.precision.loss_scale, exact.gradients)
-        errors = [p.relative_error or 0.0 for p in without_noise(compared)]
+        errors = [p.relative_error or 0.0 for p in that_train(compared)]
         if run is exact or run.interrupted or max(errors, default=0.0) <= LOST_ERROR:
             return compared
         if index not in self.noise:
