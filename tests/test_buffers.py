@@ -85,3 +85,58 @@ def test_a_buffer_that_fp32_spoils_as_well_is_no_matter_of_precision() -> None:
 
     _, report = scan(Both(), torch.zeros(2, 2), squared, mode="half", loss_scale=1.0)
     assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
+class SecondMoment(nn.Module):
+    """Keeps the mean square of what a layer gives, and of its difference from what it was given."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(self.layer.weight, weight)
+        self.register_buffer("square", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        with torch.no_grad():
+            self.square.copy_((y.detach() * y.detach()).mean())
+        return y
+
+
+def test_a_finite_buffer_that_is_far_off() -> None:
+    """(2^-13)^2 is 2^-26, which FP16 rounds to zero: the loss does not see it, the next step would."""
+    trace, report = scan(SecondMoment(2.0**-13), torch.ones(4, 1), squared, loss_scale=1.0)
+    (state,) = candidate(trace).buffers
+    assert (state.relative_error, state.reference_error) == (1.0, 0.0)
+    assert report.verdict == "drift"
+    (finding,) = (f for f in report.findings if f.code == "AMP108")
+    assert (finding.op, finding.source and finding.source.function) == ("aten::mul", "forward")
+    assert "The buffer square, read by the next step, is off by 100.0 %." in finding.message
+
+
+def test_a_finite_buffer_that_is_as_near_as_rounding_lets_it_be() -> None:
+    """(2^-12)^2 is 2^-24, FP16's smallest number."""
+    _, report = scan(SecondMoment(2.0**-12), torch.ones(4, 1), squared, loss_scale=1.0)
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 1)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        with torch.no_grad():
+            self.mean.copy_((y - y[torch.arange(len(y)).roll(1)] * 1.0001).mean())
+        return y
+
+
+def test_a_mean_near_zero_is_far_off_by_itself() -> None:
+    """It is the rounding of its own sum, in FP32 as well: 1.0001 is 1 in FP16."""
+    torch.manual_seed(0)
+    trace, report = scan(Centred(), torch.randn(64, 16), squared, loss_scale=1.0)
+    (state,) = candidate(trace).buffers
+    assert state.relative_error is not None and state.relative_error > 0.2
+    assert (report.verdict, warnings_of(report)) == ("clean", [])

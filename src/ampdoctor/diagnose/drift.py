@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from ampdoctor.diagnose.outcome import find_pass, is_healthy
 from ampdoctor.diagnose.wording import percent
 from ampdoctor.facts.drift import Drift
-from ampdoctor.facts.floats import FLOAT32, FLOAT_FORMATS
-from ampdoctor.facts.trace import ParameterGradient, Pass, Trace
-from ampdoctor.scales.drift import OUTCOME_ERROR, loss_error
+from ampdoctor.facts.trace import BufferState, ParameterGradient, Pass, Trace
+from ampdoctor.scales.drift import OUTCOME_ERROR, far_buffers, loss_error, rounds_alike
 from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 
 BestErrors = Mapping[int, Mapping[str, float | None]]
@@ -21,11 +20,6 @@ _GRADIENT_ERROR_BF16 = 0.5
 """In place of GRADIENT_ERROR: BF16 keeps three bits less, and by its rounding alone one parameter of a
 healthy ResNet (tests/zoo.py) is off by 0.295."""
 
-
-_ALIKE = 32.0
-"""Errors count as alike up to this factor. Gradients of small RegNets, ResNets and BiTs of transformers err
-by up to 28 times what FP32's error foretells, since a ReLU that rounding turns over costs more than its
-share."""
 
 _NORMALISES = frozenset(
     f"aten::{n}{way}"
@@ -46,6 +40,8 @@ class DriftReading:
     """The same of the outputs of a forward-only pass."""
     gradients: tuple[ParameterGradient, ...]
     """Those that are far off, worst first; what underflow took and noise left out."""
+    buffers: tuple[BufferState, ...]
+    """Those that are left far off, worst first."""
     begins: Drift | None
     """The op where the error appears; None where none stands out."""
 
@@ -82,20 +78,18 @@ def _read_batch(trace: Trace, batch: int, best: Mapping[str, float | None]) -> D
     loss, outputs = _far(loss_error(candidate, reference)), _far(candidate.output_error)
     gradients = _far_gradients(candidate, best)
     if begins is None or begins.site.op in _NORMALISES:
-        gradients = tuple(p for p in gradients if not _rounds_alike(p, candidate.dtype))
-    if not gradients and outputs is None and (loss is None or begins is None or _cancels(begins)):
+        gradients = tuple(
+            p for p in gradients if not rounds_alike(p.relative_error, p.reference_error, candidate.dtype)
+        )
+    buffers = tuple(far_buffers(candidate))
+    if (
+        not gradients
+        and not buffers
+        and outputs is None
+        and (loss is None or begins is None or _cancels(begins))
+    ):
         return None
-    return DriftReading(batch, loss, outputs, gradients, begins)
-
-
-def _rounds_alike(parameter: ParameterGradient, dtype: str) -> bool:
-    """True of a gradient that is as far off as rounding in this format makes it: FP32 rounds 2^13 times finer
-    than FP16, 2^16 times finer than BF16, and errs by as much less against float64. The model is that
-    sensitive, as with batch statistics of a handful of values; no op does anything wrong."""
-    ours, theirs = parameter.relative_error, parameter.reference_error
-    if ours is None or theirs is None or dtype not in FLOAT_FORMATS:
-        return False
-    return ours <= _ALIKE * theirs * FLOAT_FORMATS[dtype].epsilon / FLOAT32.epsilon
+    return DriftReading(batch, loss, outputs, gradients, buffers, begins)
 
 
 def _cancels(begins: Drift) -> bool:
@@ -130,5 +124,9 @@ def outcome_words(drift: DriftReading) -> str:
     if drift.gradients:
         worst = drift.gradients[0]
         parts.append(f"the gradient of {worst.name} is off by {percent(worst.relative_error)}")
+    if drift.buffers:
+        worst_buffer = drift.buffers[0]
+        error = percent(worst_buffer.relative_error)
+        parts.append(f"the buffer {worst_buffer.name}, read by the next step, is off by {error}")
     words = " and ".join(parts)
     return words[:1].upper() + words[1:] + "."

@@ -101,7 +101,7 @@ class ParameterGradient:
 
 @dataclass(frozen=True)
 class BufferState:
-    """What a pass left in a buffer that it wrote to, next to what the reference left there."""
+    """What a pass left in a buffer that it or the reference wrote to, next to what the reference left."""
 
     name: str
     numel: int
@@ -112,6 +112,8 @@ class BufferState:
     """Of those, elements that the reference leaves finite."""
     relative_error: float | None
     """|b - b_ref| / |b_ref| in the 2-norm; None where one is not finite, or the reference is all zero."""
+    reference_error: float | None = None
+    """The same of what the reference left, against float64; None where that was not asked."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Pass:
     """False for a forward-only pass, after an exception, and where the loss depends on no parameter."""
     interrupted: bool = False
     buffers: tuple[BufferState, ...] = ()
-    """Those that the pass wrote to."""
+    """Those that the pass or its reference wrote to."""
     output_error: float | None = None
     """Of a forward-only pass: |y - y_ref| / |y_ref| of the output tensors taken together; None elsewhere."""
     raised_as_written: Raised | None = None

@@ -310,5 +310,6 @@ def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:
     return (
         all(r.stats.is_finite for r in records)
         and (run.loss is None or bool(torch.isfinite(run.loss).all()))
-        and all(bool(torch.isfinite(t).all()) for t in (*run.gradients.values(), *run.buffers.values()))
+        and all(bool(torch.isfinite(t).all()) for t in run.gradients.values())
+        and all(bool(torch.isfinite(run.buffers[name]).all()) for name in run.written)
     )

@@ -6,7 +6,7 @@ import math
 
 from ampdoctor.diagnose.outcome import LOSS_ERROR, is_finite, is_materially_wrong
 from ampdoctor.facts.trace import Pass
-from ampdoctor.scales.drift import loss_error
+from ampdoctor.scales.drift import far_buffers, loss_error
 from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 
 
@@ -17,8 +17,9 @@ def what_fails(run: Pass, exact: Pass, forward_only: bool) -> str:
     broken = [b.name for b in run.buffers if b.nonfinite_here_only]
     if broken:
         return f"buffer {broken[0]} is not finite"
-    if any((b.relative_error or 0.0) > GRADIENT_ERROR for b in run.buffers):
-        return "a buffer is far off FP32"
+    far = far_buffers(run)
+    if far:
+        return f"the buffer {far[0].name} is {far[0].relative_error:.1%} off FP32"
     if forward_only:
         if run.output_error is None:
             return "outputs are not finite"

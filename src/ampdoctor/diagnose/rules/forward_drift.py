@@ -7,7 +7,7 @@ What it means
     not. The run trains, and learns something else.
 
 How it is found
-    The loss, the outputs or a gradient is more than 20 % off FP32. Both
+    The loss, the outputs, a gradient or a buffer is more than 20 % off FP32. Both
     passes are then run again with a sample of every tensor kept, and the
     error is followed back from the end to the op at which it appears: there
     it grows eightfold or more in one step, instead of adding up over many. An
@@ -74,6 +74,7 @@ def check(reading: Reading) -> Iterable[Finding]:
             "loss_error": drift.loss_error,
             "output_error": drift.output_error,
             "gradient_errors": {p.name: p.relative_error for p in drift.gradients},
+            "buffer_errors": {b.name: b.relative_error for b in drift.buffers},
         },
         amounts=off_reference([at.error]),
         remedy=_remedy(at, reading),
@@ -90,8 +91,15 @@ def _everywhere(drift: DriftReading, reading: Reading) -> Finding:
         op="",
         source=None,
         message=f"{outcome_words(drift)} It adds up over many ops; none stands out.",
-        evidence={"batch": drift.batch, "loss_error": drift.loss_error, "output_error": drift.output_error},
-        amounts=off_reference([drift.output_error or drift.loss_error]),
+        evidence={
+            "batch": drift.batch,
+            "loss_error": drift.loss_error,
+            "output_error": drift.output_error,
+            "buffer_errors": {b.name: b.relative_error for b in drift.buffers},
+        },
+        amounts=off_reference(
+            [drift.output_error, drift.loss_error, *(b.relative_error for b in drift.buffers)]
+        ),
         whole_scan=True,
         remedy=f"Run more of the model in FP32, or ask whether it is stable enough for {name} at all.",
     )

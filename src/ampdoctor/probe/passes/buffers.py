@@ -17,22 +17,22 @@ def floating_buffers(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def written_buffers(model: nn.Module, before: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of those that differ from what they were. By value: batch norm's kernels write to the running
-    statistics without counting it as a write."""
-    return {
-        name: buffer
-        for name, buffer in floating_buffers(model).items()
-        if name not in before or not _same(buffer, before[name])
-    }
+def written_buffers(after: dict[str, Tensor], before: dict[str, Tensor]) -> frozenset[str]:
+    """Those that differ from what they were. By value: batch norm's kernels write to the running statistics
+    without counting it as a write."""
+    return frozenset(
+        name for name, buffer in after.items() if name not in before or not _same(buffer, before[name])
+    )
 
 
-def compare_buffers(written: dict[str, Tensor], reference: dict[str, Tensor]) -> tuple[BufferState, ...]:
-    """One entry per buffer that both passes wrote, in the order of the model."""
+def compare_buffers(
+    buffers: dict[str, Tensor], reference: dict[str, Tensor], written: frozenset[str]
+) -> tuple[BufferState, ...]:
+    """One entry for each of the ``written`` that both passes have, in the order of the model."""
     return tuple(
         _compare(name, buffer, reference[name])
-        for name, buffer in written.items()
-        if name in reference and reference[name].shape == buffer.shape
+        for name, buffer in buffers.items()
+        if name in written and name in reference and reference[name].shape == buffer.shape
     )
 
 

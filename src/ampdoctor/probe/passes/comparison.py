@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ampdoctor.facts.trace import ParameterGradient, Pass, SiteRecord
+from ampdoctor.facts.trace import BufferState, ParameterGradient, Pass, SiteRecord
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.buffers import compare_buffers
 from ampdoctor.probe.passes.gradients import compare_gradients, output_error
 from ampdoctor.probe.passes.one_pass import Run
 from ampdoctor.probe.passes.reference_noise import reference_errors
 from ampdoctor.probe.stages import Progress
+from ampdoctor.scales.drift import OUTCOME_ERROR
 from ampdoctor.scales.gradient_harm import LOST_ERROR, that_train
 
 
@@ -22,11 +24,15 @@ class Comparison:
     seed: int
     progress: Progress
     noise: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Batch -> errors of its reference gradients against float64, where they were asked for."""
+    """Batch -> errors of its reference's gradients and buffers against float64, where they were asked for."""
 
     def facts(self, index: int, run: Run, exact: Run, records: tuple[SiteRecord, ...] = ()) -> Pass:
         """The facts of a run of batch ``index``, next to its reference ``exact``."""
         p = run.precision
+        parameters = compare_gradients(run.gradients, p.loss_scale, exact.gradients)
+        buffers = compare_buffers(run.buffers, exact.buffers, run.written | exact.written)
+        trusted = run is exact or run.interrupted or not _is_far_off(parameters, buffers)
+        noise = {} if trusted else self._noise(index, exact)
         return Pass(
             role=p.role,
             batch=index,
@@ -37,24 +43,25 @@ class Comparison:
             loss_dtype=str(run.loss.dtype).removeprefix("torch.") if run.loss is not None else "",
             raised=run.raised,
             sites=records,
-            parameters=self._compared(index, run, exact),
+            parameters=tuple(replace(p, reference_error=noise.get(p.name)) for p in parameters),
             seconds=run.seconds,
             backward_ran=run.backward_ran,
             interrupted=run.interrupted,
-            buffers=compare_buffers(run.buffers, exact.buffers),
+            buffers=tuple(replace(b, reference_error=noise.get(b.name)) for b in buffers),
             output_error=output_error(run.outputs, exact.outputs),
             raised_as_written=run.raised_as_written,
         )
 
-    def _compared(self, index: int, run: Run, exact: Run) -> tuple[ParameterGradient, ...]:
-        """The gradients against the reference's; where one is far off, with how far that can be trusted."""
-        compared = compare_gradients(run.gradients, run.precision.loss_scale, exact.gradients)
-        errors = [p.relative_error or 0.0 for p in that_train(compared)]
-        if run is exact or run.interrupted or max(errors, default=0.0) <= LOST_ERROR:
-            return compared
+    def _noise(self, index: int, exact: Run) -> dict[str, float]:
+        """How far what the reference left can be trusted; measured once a batch."""
         if index not in self.noise:
             self.progress(f"float64 reference, batch {index}", 1, 1)
-            self.noise[index] = reference_errors(
-                self.workload, self.workload.batches[index], self.seed, exact
-            )
-        return tuple(replace(p, reference_error=self.noise[index].get(p.name)) for p in compared)
+            batch = self.workload.batches[index]
+            self.noise[index] = reference_errors(self.workload, batch, self.seed, exact)
+        return self.noise[index]
+
+
+def _is_far_off(parameters: Sequence[ParameterGradient], buffers: Sequence[BufferState]) -> bool:
+    return any((p.relative_error or 0.0) > LOST_ERROR for p in that_train(parameters)) or any(
+        (b.relative_error or 0.0) > OUTCOME_ERROR for b in buffers
+    )

@@ -55,7 +55,9 @@ class Run:
     backward_ran: bool = False
     interrupted: bool = False
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    """Copies of the buffers that the pass wrote to."""
+    """Copies of the floating-point buffers as the pass left them."""
+    written: frozenset[str] = frozenset()
+    """Those that it wrote to."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """Scaled gradients by parameter name, dense."""
     seconds: float = 0.0
@@ -125,7 +127,8 @@ def take_step(
             raise out_of_memory(f"in the {precision.role} pass", error) from error
         run.raised = _raised(error, run, locator.phase)
     run.gradients = dense_gradients(model)
-    run.buffers = written_buffers(model, buffers)
+    run.buffers = floating_buffers(model)
+    run.written = written_buffers(run.buffers, buffers)
     observer.end(model, run.results)
     return run
 

@@ -18,7 +18,7 @@ sums err by 1e-6 or so."""
 
 
 def reference_errors(workload: Workload, batch: Any, seed: int, exact: Run) -> dict[str, float]:
-    """{parameter: relative error of its FP32 gradient in the 2-norm, against float64}.
+    """{parameter: relative error of its FP32 gradient in the 2-norm, against float64; buffer: of its values}.
 
     A gradient that is zero in exact arithmetic is all rounding noise in FP32, and errs by 1 or more here. {}
     where the model does not run in float64, or draws other random numbers there.
@@ -31,11 +31,12 @@ def reference_errors(workload: Workload, batch: Any, seed: int, exact: Run) -> d
     if not torch.allclose(seen, expected, rtol=_SAME_LOSS, atol=_SAME_LOSS * _terms_of_loss(workload, exact)):
         return {}
     errors = {}
-    for name, gradient in exact.gradients.items():
-        twin = wide.gradients.get(name)
-        size = torch.linalg.vector_norm(gradient.double())
-        if twin is not None and twin.shape == gradient.shape and size > 0:
-            errors[name] = float(torch.linalg.vector_norm(gradient.double() - twin.double()) / size)
+    twins = {**wide.gradients, **wide.buffers}
+    for name, value in {**exact.gradients, **exact.buffers}.items():
+        twin = twins.get(name)
+        size = torch.linalg.vector_norm(value.double())
+        if twin is not None and twin.shape == value.shape and size > 0:
+            errors[name] = float(torch.linalg.vector_norm(value.double() - twin.double()) / size)
     return errors
 
 
