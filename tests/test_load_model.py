@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 
+from ampdoctor.errors import LoadError
 from ampdoctor.load import Workload
 from ampdoctor.load.wrappers import unwrap
 from load_helpers import load_failure, load_in, write
@@ -165,6 +166,32 @@ def test_an_optimizer_function_that_returns_something_else(tmp_path: Path) -> No
         "optimizer.target: models.py:no_optimizer returned None, not a torch.optim.Optimizer"
     )
     assert load_model(tmp_path, "{target: models.py:build_model}").build_optimizer is None
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("of_parameters", "It is called with the model: (model) -> torch.optim.Optimizer."),
+        (
+            "several",
+            "Return one: optimizers are stepped one at a time, each by a function of its own, such as ",
+        ),
+    ],
+)
+def test_an_optimizer_function_of_another_kind_gets_a_hint(tmp_path: Path, name: str, hint: str) -> None:
+    write(
+        tmp_path,
+        "optimizers.py",
+        "import torch\n"
+        "def of_parameters(params): return torch.optim.SGD(params)\n"
+        "def several(model): return [torch.optim.SGD(model.parameters())] * 2\n",
+    )
+    more = f"optimizer: {{target: optimizers.py:{name}}}"
+    workload = load_model(tmp_path, "{target: models.py:build_model}", more)
+    assert workload.build_optimizer is not None
+    with pytest.raises(LoadError) as caught:
+        workload.build_optimizer(workload.model)
+    assert caught.value.hint.startswith(hint)
 
 
 def test_compiled_models_come_back_as_they_were() -> None:

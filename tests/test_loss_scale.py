@@ -323,3 +323,35 @@ def test_what_is_advised_where_no_scale_works_was_run() -> None:
     assert run["bfloat16"][1]["works"] and "rain in BF16" in finding.remedy
     failing = [a["module"] for a in report.loss_scale.alternatives if a["run"] and not a["run"]["works"]]
     assert not any(f"keep {module} in FP32" in finding.remedy for module in failing)
+
+
+class Louder(nn.Module):
+    """Three factors of 2^15 in the backward of half tensors: past 65,504 with the second, at scale 1 too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for _ in range(3):
+            h = Times.apply(h)
+        return self.last(h)
+
+
+class Times(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2.0**15
+
+
+def test_where_no_scale_works_nobody_is_told_to_lower_it() -> None:
+    _, report = scan(Louder(), torch.ones(1, 1), 1.0, Plan())
+    assert report.verdict == "no-workable-scale"
+    remedies = {f.code: f.remedy for f in report.findings}
+    assert remedies["AMP201"] == "Follow AMP204: no loss scale works."
+    assert not any("lower scale" in remedy for remedy in remedies.values())

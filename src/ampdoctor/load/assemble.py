@@ -51,7 +51,8 @@ def _optimizer(config: Config) -> Callable[[torch.nn.Module], torch.optim.Optimi
 
     def build_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
         where = f"optimizer.target: {section.target}"
-        with targets.user_code(where):
+        hint = "" if takes_parameters else "It is called with the model: (model) -> torch.optim.Optimizer."
+        with targets.user_code(where, hint):
             built = build(model.parameters() if takes_parameters else model, **section.kwargs)
         return checked_optimizer(built, where)
 

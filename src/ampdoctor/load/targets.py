@@ -107,8 +107,11 @@ def check_call(
 
 
 @contextlib.contextmanager
-def user_code(what: str) -> Iterator[None]:
-    """Whatever the user's code raises inside becomes a LoadError with the user's own traceback."""
+def user_code(what: str, hint: str = "") -> Iterator[None]:
+    """Whatever the user's code raises inside becomes a LoadError with the user's own traceback.
+
+    ``hint`` is what to say of it where nothing better is known.
+    """
     try:
         yield
     except AmpDoctorError:
@@ -123,7 +126,6 @@ def user_code(what: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise out_of_memory(f"in {what}", error) from error
         first_line = next(iter(message_of(error).splitlines()), "")
-        hint = ""
         if isinstance(error, ModuleNotFoundError):
             hint = f"ampdoctor runs in {sys.executable}; the program's packages must be installed there."
         raise LoadError(

@@ -83,7 +83,10 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
             f"{_lower_scale(reading)}."
         )
     lower = _lower_scale(reading)
-    return f"{lower[0].upper()}{lower[1:]}. If the loss is a sum over tokens or pixels, take the mean."
+    lower = f"{lower[0].upper()}{lower[1:]}."
+    if reading.verdict == "no-workable-scale":
+        return lower
+    return f"{lower} If the loss is a sum over tokens or pixels, take the mean."
 
 
 def _is_half_summand(birth: Birth) -> bool:
@@ -95,6 +98,8 @@ def _is_half_summand(birth: Birth) -> bool:
 
 def _lower_scale(reading: Reading) -> str:
     """``start with a lower scale``, and the call to write where one was found; else why there is none."""
+    if reading.verdict == "no-workable-scale":
+        return "follow AMP204: no loss scale works"
     scales = reading.scales
     lower = f"start with a lower scale than {scale(reading.trace.loss_scale)}"
     if scales is None:
