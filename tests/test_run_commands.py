@@ -163,3 +163,49 @@ def test_script_and_config_do_not_go_together(folder: Path, capsys: pytest.Captu
     assert "--script train.py --step 3" in capsys.readouterr().err
     assert command(["scan", "--script", "nowhere.py"]) == 2
     assert "there is no script nowhere.py" in capsys.readouterr().err
+
+
+@pytest.fixture
+def package(folder: Path) -> Iterator[Path]:
+    """The same as a module of a package, which imports relatively."""
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    (folder / "parts.py").rename(folder / "package" / "parts.py")
+    (folder / "package" / "train.py").write_text(TRAIN.replace("from parts", "from .parts"))
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "package"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["scan", "gate", "scaler", "prescribe", "grad-histogram"])
+def test_a_module_in_a_scripts_place(name: str, package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ["--steps", "2"] if name == "scaler" else []
+    assert command([name, "-m", "package.train", "--quiet", *steps, "--", "--gain", "2"]) == 0
+    assert "package.train" in capsys.readouterr().out
+    assert command([name, "-m", "package.train", "--script", "package/train.py"]) == 2
+    assert "--script and -m do not go together" in capsys.readouterr().err
+
+
+def test_what_follows_a_module_is_the_modules(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (package / "package" / "told.py").write_text("import sys\nprint(sys.argv[1:])")
+    assert command(["run", "-m", "package.told", "--steps", "5", "-m", "other"]) == 0
+    assert capsys.readouterr().out == "['--steps', '5', '-m', 'other']\n"
+    assert command(["run", "-m"]) == 2
+    assert capsys.readouterr().err.endswith("error: -m names no module\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        (["train.py", "--steps", "5"], "ampdoctor run --steps 5 train.py"),
+        (["train.py", "--gain", "2", "--until-nan"], "ampdoctor run --until-nan train.py"),
+        (["train.py", "--save=x.json"], "ampdoctor run --save=x.json train.py"),
+    ],
+)
+def test_options_behind_the_scripts_name_are_the_scripts_and_it_is_said_where_they_belong(
+    words: list[str], right: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["run", *words]) == 2
+    assert capsys.readouterr().err.endswith(f"options of run stand before its name: {right}\n")
+    assert command(["run", "train.py", "--nonsense"]) == 2
+    assert "options of run" not in capsys.readouterr().err

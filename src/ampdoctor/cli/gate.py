@@ -17,7 +17,7 @@ from ampdoctor.cli.shared_options import (
     Quiet,
 )
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP
-from ampdoctor.cli.workloads import Script, ScriptFile, StepNumber, Targets
+from ampdoctor.cli.workloads import Script, ScriptFile, ScriptModule, StepNumber, Targets
 from ampdoctor.errors import ConfigError
 
 
@@ -57,6 +57,7 @@ def gate(
         ),
     ] = None,
     script: ScriptFile = None,
+    module: ScriptModule = None,
     steps: Annotated[
         int | None, typer.Option("--steps", help="Of a script: stop after so many steps.", min=1)
     ] = None,
@@ -73,7 +74,7 @@ def gate(
     from ampdoctor.cli.gate_run import run_gate
     from ampdoctor.cli.gate_subjects import GateOptions
 
-    named = Script.named(script, context, step)
+    named = Script.named(script, module, context, step)
     if named is None and steps is not None:
         raise ConfigError("--steps is of a script", f"--script train.py --steps {steps}")
     options = GateOptions(tuple(set_ or ()), baseline, update_baseline, plan, quiet, debug)

@@ -30,7 +30,7 @@ def run_gate(
     """Nothing where all passed; Stop with the worst exit code otherwise. The documents are written."""
     subjects = subjects_of(configs, traces, targets, script, steps)
     if script is not None and options.plan is not None:
-        raise ConfigError("--plan and --script do not go together", "ampdoctor scan takes both")
+        raise ConfigError(f"--plan and {script.option} do not go together", "ampdoctor scan takes both")
     if options.overrides and subjects[0].trace is not None and subjects[0].config is None:
         raise ConfigError("--set changes a config, and there is none", "name the one the trace was made with")
     baseline = options.baseline
@@ -59,7 +59,7 @@ def subjects_of(
     if script is not None:
         if configs or traces or targets.options:
             raise ConfigError(
-                "--script goes with no config and no trace", "limits: --set limits.headroom_bits=2"
+                f"{script.option} goes with no config and no trace", "limits: --set limits.headroom_bits=2"
             )
         return [Subject(None, None, script, steps)]
     if traces:

@@ -29,6 +29,7 @@ from ampdoctor.cli.workloads import (
     Backward,
     Script,
     ScriptFile,
+    ScriptModule,
     StepNumber,
     Targets,
     config_of,
@@ -64,6 +65,7 @@ def grad_histogram(
     loss: LossTarget = None,
     set_: Overrides = None,
     script: ScriptFile = None,
+    module: ScriptModule = None,
     step: StepNumber = None,
     backward: Backward = None,
     trace: Annotated[
@@ -108,9 +110,9 @@ def grad_histogram(
         check_writable(path, option)
     _check_matplotlib("--png" if png else "--svg" if svg else "")
     targets = Targets(model, data, loss)
-    named = Script.named(script, context, step, backward)
+    named = Script.named(script, module, context, step, backward)
     if trace is not None and named is not None:
-        raise ConfigError("--trace runs nothing: --script has no use next to it")
+        raise ConfigError(f"--trace runs nothing: {named.option} has no use next to it")
     settings: Config | None
     if trace is None:
         seen, settings = run_probe(_with_loss(source_of(config, targets, set_ or [], named)), quiet)

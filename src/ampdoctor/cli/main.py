@@ -105,9 +105,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The command line, and what a script that ``--script`` names gets: all that comes after ``--``."""
+    """The command line, and what a script that it names gets: all that comes after ``--``."""
     words = list(arguments)
-    named = any(word.partition("=")[0] == "--script" for word in words)
+    named = any(word.partition("=")[0] == "--script" or word.startswith("-m") for word in words)
     if not named or "--" not in words or words[0] == "run":
         return words, ()
     at = words.index("--")

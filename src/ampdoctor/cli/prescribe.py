@@ -21,7 +21,16 @@ from ampdoctor.cli.shared_options import (
     Quiet,
 )
 from ampdoctor.cli.user_output import user_output_to_stderr
-from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, Targets, opened, source_of
+from ampdoctor.cli.workloads import (
+    Backward,
+    Script,
+    ScriptFile,
+    ScriptModule,
+    StepNumber,
+    Targets,
+    opened,
+    source_of,
+)
 from ampdoctor.errors import ConfigError
 
 
@@ -34,6 +43,7 @@ def prescribe(
     optimizer: OptimizerTarget = None,
     set_: Overrides = None,
     script: ScriptFile = None,
+    module: ScriptModule = None,
     step: StepNumber = None,
     backward: Backward = None,
     budget: Annotated[int, typer.Option(help="Passes that the search may take.", min=1)] = 200,
@@ -71,7 +81,7 @@ def prescribe(
         raise ConfigError(
             f"--formats: {unknown[0]!r} is none of {', '.join(FORMATS)}", "--formats fp8,fp16,bf16,fp32"
         )
-    named = Script.named(script, context, step, backward)
+    named = Script.named(script, module, context, step, backward)
     source = source_of(config, Targets(model, data, loss, optimizer), set_ or [], named)
     with user_output_to_stderr(), progress_bar(quiet) as progress:
         progress("loading", 0, 1)

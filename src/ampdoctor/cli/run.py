@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ampdoctor.cli.clock import today
-from ampdoctor.cli.exits import Stop
-from ampdoctor.cli.failure import show
+from ampdoctor.cli.exits import USAGE, Stop
+from ampdoctor.cli.failure import say, show
 from ampdoctor.cli.output import check_writable, drawing, write_document
 from ampdoctor.cli.scan import save_trace
 from ampdoctor.cli.shared_options import Debug
 from ampdoctor.cli.sinks import FORMAT_HELP, Sink, sinks_of
-from ampdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from ampdoctor.diagnose.run_report import RunReport
+    from ampdoctor.load.script.program import Program
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-"""What comes after the script's name is the script's."""
+"""What comes after the script's name, or after ``-m``, is the script's."""
 _STATUS_OF_CTRL_C = 130
 """Not to be returned: newer typers return it for a Ctrl-C that came before there was anything to report."""
 
 
 def run(
+    context: typer.Context,
     script: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its own arguments; or -m MODULE."),
+        typer.Argument(
+            metavar="SCRIPT|-m MODULE [ARGS]",
+            help="The script, or a module as python -m runs it, and its own arguments.",
+        ),
     ] = None,
-    module: Annotated[str | None, typer.Option("-m", help="Run a module, as python -m does.")] = None,
     steps: Annotated[int | None, typer.Option(help="Stop after so many steps.", min=1)] = None,
     until_nan: Annotated[
         bool, typer.Option("--until-nan", help="Stop at the first step that is not finite.")
@@ -59,14 +63,9 @@ def run(
     """
     sinks = sinks_of(format_, output)
     check_writable(save, "--save")
-    from ampdoctor.load.script.program import Program, check_program
+    from ampdoctor.load.script.program import check_program, program_of
 
-    words = tuple(script or ())
-    if module is None and not words:
-        raise ConfigError(
-            "no script to run", "ampdoctor run train.py --its --own args, or ampdoctor run -m package.train"
-        )
-    program = Program(words[0], words[1:]) if module is None else Program(module, words, is_module=True)
+    program = program_of(script or ())
     check_program(program)
     from ampdoctor.api.script_run import Wanted, run_script
     from ampdoctor.diagnose.policy import Policy
@@ -80,6 +79,8 @@ def run(
     if ended.said:
         show(ended.said)
     emit(report, sinks, all_layers)
+    if ended.status == USAGE:
+        _say_of_options(program, list(context.command.params))
     if save is not None and traces:
         save_trace(traces[-1], save)
     if ended.interrupted:
@@ -87,6 +88,22 @@ def run(
     if ended.status == _STATUS_OF_CTRL_C:
         raise Stop(f"the script ended with exit status {ended.status}", ended.status)
     return ended.status
+
+
+def _say_of_options(program: Program, options: Sequence[Any]) -> None:
+    """Nothing; where a script refused an option of ours, how it is written is on stderr."""
+    ours = {name: option for option in options for name in option.opts if name.startswith("-")}
+    words = program.arguments
+    at = next((i for i, word in enumerate(words) if word.partition("=")[0] in ours), None)
+    if at is None:
+        return
+    alone = "=" in words[at] or getattr(ours[words[at]], "is_flag", False)
+    option = shlex.join(words[at : at + 1 if alone else at + 2])
+    named = f"-m {program.target}" if program.is_module else shlex.quote(program.target)
+    say(
+        f"hint: {option} went to the script; options of run stand before its name: "
+        f"ampdoctor run {option} {named}"
+    )
 
 
 def emit(report: RunReport, sinks: Sequence[Sink], all_layers: bool) -> None:

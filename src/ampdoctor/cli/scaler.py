@@ -26,7 +26,16 @@ from ampdoctor.cli.shared_options import (
     Quiet,
 )
 from ampdoctor.cli.user_output import user_output_to_stderr
-from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, Targets, opened, source_of
+from ampdoctor.cli.workloads import (
+    Backward,
+    Script,
+    ScriptFile,
+    ScriptModule,
+    StepNumber,
+    Targets,
+    opened,
+    source_of,
+)
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.scale_names import scale_named
 from ampdoctor.facts.scaler_policies import POLICIES, ScalerPolicy, static
@@ -72,6 +81,7 @@ def scaler(
     ] = None,
     set_: Overrides = None,
     script: ScriptFile = None,
+    module: ScriptModule = None,
     step: StepNumber = None,
     backward: Backward = None,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
@@ -94,7 +104,7 @@ def scaler(
     first_scale = scale_named(init_scale)
     if not (math.isfinite(first_scale) and first_scale > 0):
         raise ConfigError(f"--init-scale {init_scale}: a loss scale is a number above 0, 1024 or 2^10")
-    named = Script.named(script, context, step, backward)
+    named = Script.named(script, module, context, step, backward)
     targets = Targets(model, data, loss, optimizer)
     source = source_of(config, targets, set_ or [], named)
     if not isinstance(source, Script):

@@ -23,7 +23,16 @@ from ampdoctor.cli.shared_options import (
     Quiet,
 )
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
-from ampdoctor.cli.workloads import Backward, Script, ScriptFile, StepNumber, Targets, run_probe, source_of
+from ampdoctor.cli.workloads import (
+    Backward,
+    Script,
+    ScriptFile,
+    ScriptModule,
+    StepNumber,
+    Targets,
+    run_probe,
+    source_of,
+)
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.trace import Trace
 from ampdoctor.store.traces import write_trace
@@ -38,6 +47,7 @@ def scan(
     optimizer: OptimizerTarget = None,
     set_: Overrides = None,
     script: ScriptFile = None,
+    module: ScriptModule = None,
     step: StepNumber = None,
     backward: Backward = None,
     format_: Annotated[str, typer.Option("--format", help=FORMAT_HELP)] = "text",
@@ -62,7 +72,7 @@ def scan(
     """
     sinks = sinks_of(format_, output)
     check_writable(save, "--save")
-    named = Script.named(script, context, step, backward)
+    named = Script.named(script, module, context, step, backward)
     source = source_of(config, Targets(model, data, loss, optimizer), set_ or [], named)
     from ampdoctor.api.request import policy_of
     from ampdoctor.diagnose.engine import diagnose

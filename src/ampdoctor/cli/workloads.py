@@ -30,6 +30,9 @@ ScriptFile = Annotated[
         "--script", metavar="FILE", help="A training script in the config's place; its arguments after --."
     ),
 ]
+ScriptModule = Annotated[
+    str | None, typer.Option("-m", metavar="MODULE", help="The same, run as python -m does.")
+]
 StepNumber = Annotated[
     int | None, typer.Option("--step", help="Of a script: the step to take, from 0.", min=0)
 ]
@@ -70,11 +73,16 @@ class Script:
     overrides: tuple[str, ...] = ()
 
     @property
+    def option(self) -> str:
+        """The option that names it."""
+        return "-m" if self.program.is_module else "--script"
+
+    @property
     def options(self) -> str:
-        """The options that name it, on a command line."""
+        """The options that name it and its step, on a command line."""
         step = "" if self.step is None else f" --step {self.step}"
         line = "" if self.line is None else f" --backward {self.line}"
-        return f"--script {shlex.quote(self.program.target)}{step}{line}"
+        return f"{self.option} {shlex.quote(self.program.target)}{step}{line}"
 
     @property
     def rest(self) -> str:
@@ -83,17 +91,26 @@ class Script:
 
     @staticmethod
     def named(
-        file: Path | None, context: typer.Context, step: int | None = None, line: int | None = None
+        file: Path | None,
+        module: str | None,
+        context: typer.Context,
+        step: int | None = None,
+        line: int | None = None,
     ) -> Script | None:
-        """What ``--script`` and the words after ``--`` name; None without it. ConfigError for no script."""
-        if file is None:
+        """What ``--script`` or ``-m``, and the words after ``--``, name; None without them.
+
+        ConfigError for no script.
+        """
+        if file is not None and module is not None:
+            raise ConfigError("--script and -m do not go together", "one names a file, the other a module")
+        if file is None and module is None:
             for option, value in (("--step", step), ("--backward", line)):
                 if value is not None:
                     raise ConfigError(f"{option} is of a script", f"--script train.py {option} {value}")
             return None
         from ampdoctor.load.script.program import Program, check_program
 
-        program = Program(str(file), tuple(context.obj or ()))
+        program = Program(module or str(file), tuple(context.obj or ()), is_module=module is not None)
         check_program(program)
         return Script(program, step, line)
 
@@ -110,7 +127,7 @@ def source_of(
         other = given[0] if given else None if config is None else str(config)
         if other is not None:
             raise ConfigError(
-                f"--script and {other} do not go together",
+                f"{script.option} and {other} do not go together",
                 hint="change what the script does: --set precision.dtype=bfloat16",
             )
         return replace(script, overrides=tuple(overrides))

@@ -126,8 +126,8 @@ def _traceback(error: BaseException) -> str:
     return user_traceback(error)
 
 
-def arguments_of(words: Sequence[str]) -> Program:
-    """The program that these words of a command line name: ``train.py --lr 1``, ``-m package.train``."""
+def program_of(words: Sequence[str]) -> Program:
+    """The program that these words of a command line name: ``train.py --lr 1``, ``-m train --lr 1``."""
     if not words:
         raise ConfigError(
             "no script to run", "ampdoctor run train.py --its --own args, or ampdoctor run -m package.train"
