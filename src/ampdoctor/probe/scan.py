@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from ampdoctor.errors import ProbeError, memory_runs_out
 from ampdoctor.facts.drift import Drift
 from ampdoctor.facts.environment import Settling
@@ -26,6 +24,7 @@ from ampdoctor.load.workload import Workload
 from ampdoctor.probe.alone import alone
 from ampdoctor.probe.alternatives import with_alternatives
 from ampdoctor.probe.births.bad_tensors import bad_tensors
+from ampdoctor.probe.births.by_design import only_as_in_reference
 from ampdoctor.probe.births.closer_look import CloserLook, where_raised
 from ampdoctor.probe.drift import find_drift
 from ampdoctor.probe.environment import environment_of
@@ -40,6 +39,7 @@ from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scale_search import ScaleSearch
 from ampdoctor.probe.stages import Progress, Stages
 from ampdoctor.probe.watch.module_records import module_records
+from ampdoctor.probe.watch.nonfinite import has_nonfinite
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.unrecorded import Absent
 from ampdoctor.scales.drift import has_parted
@@ -172,7 +172,7 @@ class _Session:
             exact = self._with_casts_widened(index, batch, exact)
         records = run.observer.records()
         self._keep(index, run, exact, records)
-        waits, sound = self._waits_for_scaler(index), _is_sound(records, run)
+        waits, sound = self._waits_for_scaler(index), self._is_sound(index, records, run)
         if index == 0 and (waits or sound) and not self.interrupted:
             seen = effect_of_recording(self.workload, batch, run, self.plan.seed)
             self.deterministic, self.observer_changed_loss, interrupted = seen
@@ -255,7 +255,7 @@ class _Session:
         if run.interrupted:
             raise KeyboardInterrupt  # no further scale is tried
         records = run.observer.records()
-        self.sound[index, scale] = _is_sound(records, run)
+        self.sound[index, scale] = self._is_sound(index, records, run)
         return replace(self.comparison.facts(index, run, self.exact[index], records), role="ladder")
 
     def _plain(self, batch: Any, precision: Precision) -> Run:
@@ -278,6 +278,14 @@ class _Session:
             self.births.append(replace(birth, id=birth.id + offset, parents=parents))
         self.passes[self.passes.index(run)] = look.counted
         self.interrupted |= look.interrupted
+
+    def _is_sound(self, index: int, records: tuple[SiteRecord, ...], run: Run) -> bool:
+        """Nothing is NaN or inf but infinities that FP32 has too, a mask's, and that come through nowhere."""
+        left = [*run.gradients.values(), *(run.buffers[name] for name in run.written)]
+        if any(map(has_nonfinite, left if run.loss is None else [run.loss, *left])):
+            return False
+        twins = self.exact_passes[index].sites if run.raised is None else ()
+        return only_as_in_reference(records, twins)
 
     def _keep(self, index: int, run: Run, exact: Run, records: tuple[SiteRecord, ...] | None = None) -> None:
         """The facts of a run, without its tensors, are the last of ``passes``."""
@@ -303,13 +311,3 @@ class _Session:
             "; ".join(filter(None, (where_raised(a), a.passed_as, "run it in plain FP32 first"))),
             a.traceback,
         )
-
-
-def _is_sound(records: tuple[SiteRecord, ...], run: Run) -> bool:
-    """Nothing in the pass is NaN or inf."""
-    return (
-        all(r.stats.is_finite for r in records)
-        and (run.loss is None or bool(torch.isfinite(run.loss).all()))
-        and all(bool(torch.isfinite(t).all()) for t in run.gradients.values())
-        and all(bool(torch.isfinite(run.buffers[name]).all()) for name in run.written)
-    )

@@ -18,7 +18,7 @@ from ampdoctor.probe.births.reference_twins import ReferenceWatch
 from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.passes.one_pass import run_pass
 from ampdoctor.probe.passes.precision import Precision
-from ampdoctor.probe.watch.nonfinite import Exact
+from ampdoctor.probe.watch.nonfinite import Exact, with_counts
 from ampdoctor.scales.powers_of_two import ROOT_SCALE
 
 
@@ -106,11 +106,4 @@ def _with_counts(record: SiteRecord, counts: dict[Site, Exact]) -> SiteRecord:
     exact = counts.get(record.site)
     if exact is None:
         return record
-    overflowed = record.stats.overflowed
-    return replace(
-        record,
-        stats=replace(
-            record.stats, nan=exact.nan, inf=exact.inf, absmax=exact.absmax,
-            overflowed=None if overflowed is None else min(overflowed, exact.inf),
-        ),
-    )  # fmt: skip
+    return replace(record, stats=with_counts(record.stats, exact))

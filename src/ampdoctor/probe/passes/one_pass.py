@@ -28,6 +28,7 @@ from ampdoctor.probe.passes.isolation import (
 from ampdoctor.probe.passes.precision import Precision
 from ampdoctor.probe.watch.location import ModuleStack, line_of_exception, source_of
 from ampdoctor.probe.watch.locator import Locator
+from ampdoctor.probe.watch.nonfinite import has_nonfinite
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.user_functions import watched_functions
 
@@ -166,7 +167,7 @@ def _step(workload: Workload, data: Any, run: Run, lower_scales: Sequence[float]
 
 
 def _finite_gradients(model: nn.Module) -> bool:
-    return all(bool(torch.isfinite(g).all()) for g in dense_gradients(model).values())
+    return not any(map(has_nonfinite, dense_gradients(model).values()))
 
 
 def _raised(error: BaseException, run: Run, phase: Phase) -> Raised:

@@ -285,6 +285,7 @@ class Observer(TorchDispatchMode):
             unrounded,
             ties=place.phase == "backward",
             exponents=self.precision.is_reference or tensor.itemsize <= 2,
+            exact=not self.precision.is_reference,
         )
         self._rows.put(tensor, (_identity(tensor), row))
         return row

@@ -14,7 +14,7 @@ from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.stats import TensorStats
 from ampdoctor.probe.watch.exponents import INF, LOWEST, NAN, POWERS, ZERO, ExponentCounter
 from ampdoctor.probe.watch.fused import FusedCounter
-from ampdoctor.probe.watch.nonfinite import readable
+from ampdoctor.probe.watch.nonfinite import Exact, exact_counts, readable, with_counts
 
 Extremes = tuple[float, float]
 """(min, max); NaN if any element is."""
@@ -47,16 +47,23 @@ class Tally:
         self._extremes_before = _Scalars()
         self._nonzero_before = _Scalars()
         self._fused = FusedCounter()
+        self._exact: dict[int, Exact] = {}
 
     def add(
-        self, output: Tensor, unrounded: Tensor | None, ties: bool = False, exponents: bool = True
+        self,
+        output: Tensor,
+        unrounded: Tensor | None,
+        ties: bool = False,
+        exponents: bool = True,
+        exact: bool = False,
     ) -> int:
         """The row number of ``output``, a dense floating-point tensor, now counted.
 
         ``unrounded`` is the FP32 value that was rounded to give ``output``, where it is at hand: flushed and
         overflowed elements are then counted. With ``ties`` the histogram is of those values, exact powers of
         two told apart: what a loss scale would do is read from it. Without ``exponents`` there is none; NaNs
-        and infinities are then counted as one, until the second look counts them.
+        and infinities are then counted as one, until the second look counts them. With ``exact`` they are
+        counted at once, and the largest of the rest with them, where no device is waited for: on a CPU.
         """
         row = len(self._rows)
         if output.is_complex():
@@ -70,7 +77,10 @@ class Tally:
         if unrounded is None and _on_gpu(output) and self._fused.add(row, output, exponents):
             known.counted = exponents
             return row
-        self._extremes.add(row, *_aminmax(output))
+        low, high = _aminmax(output)
+        self._extremes.add(row, low, high)
+        if exact and output.device.type == "cpu" and not _are_finite(low, high):
+            self._exact[row] = exact_counts(output)
         if unrounded is None or unrounded.shape != output.shape:
             if exponents:
                 self._exponents.add(row, output, ties=False)
@@ -108,17 +118,16 @@ class Tally:
             else:
                 (low, high) = extremes[i]
                 if not row.counted:
-                    stats.append(_by_range(row, (low, high)))
-                    continue
-                histogram = _histogram(bins[i])
-                if not row.rounded:
-                    stats.append(_plain(row, (low, high), histogram))
+                    found = _by_range(row, (low, high))
+                elif not row.rounded:
+                    found = _plain(row, (low, high), _histogram(bins[i]))
                 elif row.ties:
-                    stats.append(_by_values_before(row, (low, high), histogram, before[i]))
+                    found = _by_values_before(row, (low, high), _histogram(bins[i]), before[i])
                 else:
-                    stats.append(
-                        _by_elements(row, (low, high), histogram, before[i], int(nonzero_before[i][0]))
-                    )
+                    nonzero = int(nonzero_before[i][0])
+                    found = _by_elements(row, (low, high), _histogram(bins[i]), before[i], nonzero)
+                counts = self._exact.get(i)
+                stats.append(found if counts is None else with_counts(found, counts))
         return stats
 
 
@@ -152,6 +161,10 @@ def _aminmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """(min, max), NaN if any element is; the 8-bit formats have no kernel for it."""
     low, high = torch.aminmax(readable(x))
     return low, high
+
+
+def _are_finite(low: Tensor, high: Tensor) -> bool:
+    return math.isfinite(float(low)) and math.isfinite(float(high))
 
 
 def histogram_of(x: Tensor) -> ExponentHistogram:
