@@ -112,7 +112,8 @@ def device_of(parameters: list[Tensor]) -> str:
 
 def dtypes_of(parameters: list[Tensor]) -> str:
     """The dtypes of those that have a gradient: ``float16, float32``."""
-    return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters if p.grad is not None}))
+    found = {p.dtype for p in parameters if p.grad is not None}
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
 
 
 def autocast_dtype_of(outputs: Any) -> str:

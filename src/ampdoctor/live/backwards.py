@@ -145,9 +145,17 @@ class GradientCalls:
                     norm=norm_of(listed) if original.__name__ == "clip_grad_value_" else None,
                 )  # fmt: skip
                 result = original(listed, *args, **kwargs)
+                book.kept(listed)
                 if isinstance(result, Tensor):
                     draft["norm"] = kept(result)
-                book.kept(listed)
+                    largest = _largest_norm(*args, **kwargs)
+                    if largest is not None:
+                        book.clipped(listed, result.detach(), largest)
             return result
 
         return clip
+
+
+def _largest_norm(max_norm: Any, norm_type: Any = 2.0, *_: Any, **__: Any) -> float | None:
+    """What clip_grad_norm_ with these arguments clips to; None for another norm than the 2-norm."""
+    return float(max_norm) if norm_type == 2 and isinstance(max_norm, (int, float)) else None

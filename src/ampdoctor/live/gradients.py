@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,10 @@ class GradientBook:
 
     def __init__(self) -> None:
         self._standings: dict[int, Standing] = {}
+        self._counted: dict[GradientKind, int] | None = None
+        """How many of all stand how; None: to be counted."""
+        self._clipped: tuple[list[int], Tensor] | None = None
+        """Whose gradients were clipped together last, and their norm since; None where one has changed."""
 
     def know(self, parameters: Iterable[Tensor]) -> None:
         """Nothing; these parameters are followed from now on."""
@@ -39,6 +43,7 @@ class GradientBook:
             known = self._standings.get(id(parameter))
             if known is None or known.parameter() is not parameter:
                 self._standings[id(parameter)] = Standing(weakref.ref(parameter))
+                self._counted = None
 
     def knows(self, tensor: object) -> bool:
         """The tensor is a parameter that is followed."""
@@ -51,24 +56,29 @@ class GradientBook:
 
     def refresh(self) -> None:
         """Nothing; gradients that the script removed or changed since are marked so."""
-        for key, standing in list(self._standings.items()):
+        gone = []
+        for key, standing in self._standings.items():
             parameter = standing.parameter()
             if parameter is None:
-                del self._standings[key]
+                gone.append(key)
                 continue
             signature = _signature(parameter)
             if signature == standing.signature:
                 continue
             standing.signature = signature
             standing.kind = None if signature is None else "edited"
+            self._changed()
+        for key in gone:
+            del self._standings[key]
+            self._changed()
 
-    def counts(self, parameters: Iterable[Tensor] | None = None) -> dict[GradientKind, int]:
+    def counts(self, parameters: Collection[Tensor] | None = None) -> dict[GradientKind, int]:
         """How many gradients stand how, of these parameters or of all."""
-        found: collections.Counter[GradientKind] = collections.Counter()
-        for standing in self._of(parameters):
-            if standing.kind is not None:
-                found[standing.kind] += 1
-        return dict(found)
+        if parameters is not None and {id(p) for p in parameters} != self._standings.keys():
+            return _counted(self._of(parameters))
+        if self._counted is None:
+            self._counted = _counted(self._standings.values())
+        return dict(self._counted)
 
     def earliest(self, parameters: Iterable[Tensor], kind: GradientKind) -> int | None:
         """The order of the earliest backward that gradients of this kind hold; None where there are none."""
@@ -85,11 +95,13 @@ class GradientBook:
             parameter = standing.parameter()
             standing.kind = None
             standing.signature = None if parameter is None else _signature(parameter)
+        self._changed()
 
     def backward(self, order: int, scaled: bool) -> list[tuple[Tensor, GradientKind | None, int]]:
         """What this backward added to: (parameter, how its gradient stood before, since when)."""
         touched = []
         kind: GradientKind = "scaled" if scaled else "raw"
+        self._changed()
         for standing in self._standings.values():
             parameter = standing.parameter()
             if parameter is None:
@@ -118,6 +130,19 @@ class GradientBook:
                 standing.kind = following.get(standing.kind, standing.kind)
                 standing.unscaled_at = order
         self.kept(parameters)
+        self._changed()
+
+    def clipped(self, parameters: Iterable[Tensor], norm: Tensor, largest: float) -> None:
+        """Nothing; these gradients, of this 2-norm, were just clipped to ``largest`` by clip_grad_norm_."""
+        self.kept(parameters)
+        factor = (largest / (norm + 1e-6)).clamp(max=1.0)  # as torch does it
+        self._clipped = [id(p) for p in parameters], norm * factor
+
+    def norm(self, parameters: Iterable[Tensor]) -> Tensor | None:
+        """The 2-norm of these gradients; known without reading them where they were just clipped."""
+        if self._clipped is not None and self._clipped[0] == [id(p) for p in parameters]:
+            return self._clipped[1]
+        return norm_of(parameters)
 
     def kept(self, parameters: Iterable[Tensor]) -> None:
         """Nothing; what changed these gradients is known, and they stand as before."""
@@ -126,10 +151,17 @@ class GradientBook:
             if parameter is not None:
                 standing.signature = _signature(parameter)
 
+    def _changed(self) -> None:
+        self._counted = self._clipped = None
+
     def _of(self, parameters: Iterable[Tensor] | None) -> list[Standing]:
         if parameters is None:
             return list(self._standings.values())
         return [s for p in parameters if (s := self._standings.get(id(p))) is not None]
+
+
+def _counted(standings: Iterable[Standing]) -> dict[GradientKind, int]:
+    return dict(collections.Counter(s.kind for s in standings if s.kind is not None))
 
 
 def _signature(parameter: Tensor) -> tuple[int, int] | None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ampdoctor.live.around import Around, device_of, parameters_of
-from ampdoctor.live.gradients import norm_of
 
 
 class OptimizerCalls:
@@ -33,13 +32,14 @@ class OptimizerCalls:
         with self.around.aside():
             parameters = parameters_of(optimizer)
             recorder.book.know(parameters)
-            recorder.book.refresh()
             inside = self.around.scaler_step
+            if inside is None:  # else the scaler's step has just looked
+                recorder.book.refresh()
             draft = recorder.emit(
                 "optimizer_step", subject=recorder.number(optimizer), subject_type=type(optimizer).__name__,
                 gradients=recorder.book.counts(parameters),
                 scaler=0 if inside is None else recorder.number(inside[0]),
-                norm=inside[1]["norm"] if inside is not None else norm_of(parameters),
+                norm=inside[1]["norm"] if inside is not None else recorder.book.norm(parameters),
                 detail="autocast" if torch.is_autocast_enabled(device_of(parameters)) else "",
             )  # fmt: skip
             closure = args[1] if len(args) > 1 else kwargs.get("closure")

@@ -9,7 +9,6 @@ from torch.amp import GradScaler
 
 from ampdoctor.facts.loop import GradientKind
 from ampdoctor.live.around import Around, autocast_dtype_of, dtypes_of, parameters_of
-from ampdoctor.live.gradients import norm_of
 from ampdoctor.live.recorder import Draft, found_inf_of, scale_of
 
 
@@ -103,7 +102,7 @@ class ScalerCalls:
                     "scaler_step", subject=recorder.number(optimizer), subject_type=type(optimizer).__name__,
                     scaler=recorder.number(scaler), scale=scale_of(scaler),
                     gradients=recorder.book.counts(parameters), dtype=dtypes_of(parameters),
-                    norm=norm_of(parameters),
+                    norm=recorder.book.norm(parameters),
                 )  # fmt: skip
                 figures = recorder.figures[-1]
                 figures.norm = draft["norm"]

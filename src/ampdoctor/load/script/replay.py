@@ -171,13 +171,14 @@ def _model_of(nodes: list[Node], tape: Tape) -> nn.Module:
     """The only root itself; several under the script's names, with weights that belong to none of them."""
     roots = list(dict.fromkeys(node.call for node in nodes if isinstance(node.call, nn.Module)))
     roots = [r for r in roots if not any(r is not o and any(m is r for m in o.modules()) for o in roots)]
-    owned = {id(p) for root in roots for p in root.parameters()}
-    free = {
+    given = {
         id(leaf.tensor): leaf.tensor
         for node in nodes
         for leaf in _leaves((node.args, node.kwargs))
-        if isinstance(leaf.tensor, nn.Parameter) and id(leaf.tensor) not in owned
+        if isinstance(leaf.tensor, nn.Parameter)
     }
+    owned = {id(p) for root in roots for p in root.parameters()} if given else set()
+    free = {key: parameter for key, parameter in given.items() if key not in owned}
     if len(roots) == 1 and not free:
         return roots[0]
     model = Roots()
