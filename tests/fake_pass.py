@@ -105,7 +105,7 @@ def fake_tensors() -> Iterator[Crossings]:
         patch.setattr(torch, "tensor", crossings.tensor)
         # Its own would copy the mode as well.
         patch.setattr(FakeTensor, "__deepcopy__", lambda self, memo: self.detach().clone(), raising=False)
-        patch.setattr(exponents, "_on_host", lambda x: False)
+        patch.setattr(exponents, "on_host", lambda x: False)
         patch.setattr(fused, "_kernel", lambda: None)  # a kernel wants values
         # After the pass, and once for all buffers, the host asks which were written to.
         patch.setattr(one_pass, "written_buffers", lambda model, before: {})

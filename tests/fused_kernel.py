@@ -104,5 +104,5 @@ def compared() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    exponents._on_host = lambda x: False
+    exponents.on_host = lambda x: False
     print("ANSWER" + json.dumps(compared()))

@@ -167,7 +167,7 @@ def test_nothing_large_is_held_beyond_the_op_that_made_it(
     build: type[nn.Module], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "as on a device":
-        monkeypatch.setattr(exponents, "_on_host", lambda x: False)
+        monkeypatch.setattr(exponents, "on_host", lambda x: False)
     batch = torch.zeros(32, 64, dtype=torch.long) if build is Transformer else torch.randn(8, 3, 32, 32)
     without = held_by(Unrecorded, build, batch, how == "emulating")
     assert max(without) > 10 * LARGE

@@ -33,6 +33,7 @@ from ampdoctor.probe.optimizer_steps import optimizer_steps
 from ampdoctor.probe.passes.comparison import Comparison
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
 from ampdoctor.probe.passes.isolation import refuse_without_values
+from ampdoctor.probe.passes.kept_pass import KeptPass
 from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.passes.precision import Precision, candidate, reference
 from ampdoctor.probe.plan import Plan
@@ -83,6 +84,11 @@ class _Session:
     drifts: list[Drift] = field(default_factory=list)
     optimizer_step: OptimizerStep | None = None
     first_candidate: Run | None = None
+    kept: tuple[int, KeptPass] | None = None
+    """(batch, the last candidate of it), whose backward serves further scales while it is open."""
+    ask_for_effect: bool = False
+    """Whether recording changes what the first candidate computes is still to be asked: by a pass that closes
+    the one that is kept, so where no other does, when all scales are run."""
     deterministic: bool | None = None
     observer_changed_loss: bool | None = None
     interrupted: bool = False
@@ -97,7 +103,10 @@ class _Session:
         self.reference = reference(self.device)
         self.comparison = Comparison(self.workload, self.plan.seed, self.progress)
         with outside_autocast({"cpu", self.device.type}):
-            return self._run()
+            try:
+                return self._run()
+            finally:
+                self._let_go()
 
     def _run(self) -> Trace:
         started = time.perf_counter()
@@ -105,7 +114,8 @@ class _Session:
         bad = tuple(bad_tensors(self.workload.model, self.workload.batches))
         for index, batch in enumerate(self.workload.batches):
             self._unless_interrupted(partial(self._batch, index, batch))
-        for part in (self._settle, self._search_scale, self._look_for_drift, self._step_optimizer):
+        parts = (self._settle, self._search_scale, self._let_go, self._ask_for_effect)
+        for part in (*parts, self._look_for_drift, self._step_optimizer):
             self._unless_interrupted(part)
         return Trace(
             environment=environment_of(self.workload, self.plan, self.device),
@@ -133,6 +143,15 @@ class _Session:
             part()
         except KeyboardInterrupt:
             self.interrupted = True
+
+    def _ask_for_effect(self) -> None:
+        """Whether the first candidate's loss repeats, and whether recording changes it."""
+        if self.ask_for_effect and self.first_candidate is not None:
+            self.ask_for_effect = False
+            batch, seed = self.workload.batches[0], self.plan.seed
+            seen = effect_of_recording(self.workload, batch, self.first_candidate, seed)
+            self.deterministic, self.observer_changed_loss, interrupted = seen
+            self.interrupted |= interrupted
 
     def _look_for_drift(self) -> None:
         """Of the batches whose outcome is finite and far off, the op where that begins."""
@@ -164,7 +183,7 @@ class _Session:
             return
         self.progress(f"{self.plan.dtype} candidate, batch {index}", 2 * index + 1, steps)
         precision = candidate(self.plan, self.device, self.plan.loss_scale)
-        run = self._plain(batch, precision)
+        run = self._candidate(index, precision)
         if self.first_candidate is None:
             self.first_candidate = run
         self._refuse_general_failure(batch, exact, run)
@@ -174,9 +193,9 @@ class _Session:
         self._keep(index, run, exact, records)
         waits, sound = self._waits_for_scaler(index), self._is_sound(index, records, run)
         if index == 0 and (waits or sound) and not self.interrupted:
-            seen = effect_of_recording(self.workload, batch, run, self.plan.seed)
-            self.deterministic, self.observer_changed_loss, interrupted = seen
-            self.interrupted |= interrupted
+            self.ask_for_effect = True
+            if self.kept is None or len(self.workload.batches) > 1:
+                self._ask_for_effect()
         if waits:
             self.waiting.append(index)
         elif not sound and not self.interrupted:
@@ -251,7 +270,7 @@ class _Session:
 
     def _at_scale(self, index: int, scale: float) -> Pass:
         self.progress(f"loss scale {scale:,.0f}, batch {index}", 1, 1)
-        run = self._plain(self.workload.batches[index], candidate(self.plan, self.device, scale))
+        run = self._candidate(index, candidate(self.plan, self.device, scale))
         if run.interrupted:
             raise KeyboardInterrupt  # no further scale is tried
         records = run.observer.records()
@@ -259,7 +278,26 @@ class _Session:
         return replace(self.comparison.facts(index, run, self.exact[index], records), role="ladder")
 
     def _plain(self, batch: Any, precision: Precision) -> Run:
-        run = run_pass(self.workload, batch, precision, self.plan.seed, Observer)
+        return self._noted(run_pass(self.workload, batch, precision, self.plan.seed, Observer))
+
+    def _candidate(self, index: int, precision: Precision) -> Run:
+        """A candidate of this batch: another backward of the one that is open, else a whole pass."""
+        if self.kept is not None and self.kept[0] == index and self.kept[1].is_open:
+            run = self.kept[1].again(precision.loss_scale)
+            if run is not None:
+                return self._noted(run)
+        batch = self.workload.batches[index]
+        if not self.plan.search_scale or self.device.type != "cpu":  # a GPU's memory may not hold the graph
+            return self._plain(batch, precision)
+        kept = KeptPass(self.workload, batch, precision, self.plan.seed)
+        self.kept = index, kept
+        return self._noted(kept.run)
+
+    def _let_go(self) -> None:
+        if self.kept is not None:
+            self.kept[1].close()
+
+    def _noted(self, run: Run) -> Run:
         self.opaque_ops.update(run.observer.opaque_ops)
         self.left_ops.update(run.observer.left_ops)
         self.interrupted |= run.interrupted

@@ -16,13 +16,28 @@ from ampdoctor.load.seeds import preserved_rng
 from ampdoctor.probe.passes.device import flags_kept
 from ampdoctor.probe.passes.model_state import state_kept
 
+_kept_open: list[Callable[[], None]] = []
+
+
+@contextmanager
+def kept_open(close: Callable[[], None]) -> Iterator[None]:
+    """While open, ``close`` is called where another pass begins: it starts from the model as its user left
+    it."""
+    _kept_open.append(close)
+    try:
+        yield
+    finally:
+        _kept_open.remove(close)
+
 
 @contextmanager
 def isolated(model: nn.Module, batch: Any, step: Any) -> Iterator[None]:
     """Restores on exit all that a pass may touch of the model, the batch, the loss and the process.
 
-    Once around every pass: the next one starts from the very same state.
+    Once around every pass: the next one starts from the very same state. One that is kept open is closed.
     """
+    for close in tuple(_kept_open):
+        close()
     with ExitStack() as stack:
         stack.enter_context(preserved_rng())
         stack.enter_context(flags_kept())

@@ -62,6 +62,8 @@ class Run:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """Scaled gradients by parameter name, dense."""
     seconds: float = 0.0
+    graph: Tensor | None = None
+    """The loss with its graph, of a pass that is kept for another backward."""
 
     @property
     def results(self) -> tuple[Tensor, ...]:
@@ -100,10 +102,11 @@ def take_step(
     modules: ModuleStack,
     make_observer: MakeObserver,
     lower_scales: Sequence[float] = (),
+    keep: bool = False,
 ) -> Run:
     """The same, where precision and module stack are open already and the generators seeded.
 
-    Gradients stay where backward left them.
+    Gradients stay where backward left them. With ``keep`` backward can be run on the same graph once more.
     """
     model = workload.model
     locator = Locator(modules, {id(p): (n, n.rpartition(".")[0]) for n, p in model.named_parameters()})
@@ -118,7 +121,7 @@ def take_step(
     try:
         told = observer.returned if observer.watches_functions else None
         with torch.set_grad_enabled(not workload.forward_only), watched_functions(told):
-            _step(workload, data, run, lower_scales)
+            _step(workload, data, run, lower_scales, keep)
     except AmpDoctorError:
         raise
     except KeyboardInterrupt:
@@ -134,7 +137,7 @@ def take_step(
     return run
 
 
-def _step(workload: Workload, data: Any, run: Run, lower_scales: Sequence[float]) -> None:
+def _step(workload: Workload, data: Any, run: Run, lower_scales: Sequence[float], keep: bool) -> None:
     precision = run.precision
     with run.observer:
         if precision.casts_weights and not precision.wide_loss:
@@ -154,16 +157,22 @@ def _step(workload: Workload, data: Any, run: Run, lower_scales: Sequence[float]
         if lower_scales and not bool(torch.isfinite(run.loss).all()):
             scales = scales[:1]
         for left, scale in zip(range(len(scales) - 1, -1, -1), scales, strict=True):
-            # As GradScaler does: a float32 scale times the loss, then backward outside autocast. The scale is
-            # on the host, where a kernel takes it from: a copy to the device would be waited for.
-            scaled = result * torch.tensor(scale, dtype=torch.float32, device="cpu")
-            scaled.backward(retain_graph=left > 0)
-            run.precision = replace(precision, loss_scale=scale)
+            backward_at(scale, result, run, retain_graph=keep or left > 0)
             if not left or _finite_gradients(workload.model):
                 break
             for parameter in workload.model.parameters():
                 parameter.grad = None
         run.backward_ran = True
+        run.graph = result if keep else None
+
+
+def backward_at(loss_scale: float, loss: Tensor, run: Run, retain_graph: bool) -> None:
+    """Nothing; one backward at this scale, which the run's precision has then."""
+    # As GradScaler does: a float32 scale times the loss, then backward outside autocast. The scale is on the
+    # host, where a kernel takes it from: a copy to the device would be waited for.
+    scaled = loss * torch.tensor(loss_scale, dtype=torch.float32, device="cpu")
+    scaled.backward(retain_graph=retain_graph)
+    run.precision = replace(run.precision, loss_scale=loss_scale)
 
 
 def _finite_gradients(model: nn.Module) -> bool:

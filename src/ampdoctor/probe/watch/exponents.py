@@ -135,7 +135,7 @@ class ExponentCounter:
         else:
             pattern = HALF if x.dtype == torch.float16 else BRAIN
         kind = (x.device, pattern)
-        if not _on_host(x):
+        if not on_host(x):
             counted = pattern.summary(_count_on_device(flat, pattern))
             self._large.setdefault(kind, []).append((row, counted))
             return
@@ -214,7 +214,7 @@ def in_storage_order(x: Tensor) -> Tensor:
     return x.as_strided((dense,), (1,))
 
 
-def _on_host(x: Tensor) -> bool:
+def on_host(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 

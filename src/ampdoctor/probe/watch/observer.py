@@ -105,6 +105,8 @@ class Observer(TorchDispatchMode):
         self._rows: StorageMap[tuple[Identity, int]] = StorageMap()
         """The tally's row of the tensor last counted in a storage."""
         self._records: list[tuple[Site, int, int, Place, bool]] = []
+        self._forward: tuple[int, dict[tuple[str, str, str], int], int] = (0, {}, 0)
+        """What ``order``, ``_nth`` and the length of ``_records`` were when backward began."""
         self._gradients: dict[str, int] = {}
         """Parameter -> the tally's row of its gradient, as it was before autocast's cast widened it."""
 
@@ -116,6 +118,21 @@ class Observer(TorchDispatchMode):
     def begin_backward(self) -> None:
         """The loss is there; whatever runs from now on belongs to backward."""
         self.locator.begin_backward()
+        self._forward = (self.order, dict(self._nth), len(self._records))
+
+    def rewind(self) -> None:
+        """To the beginning of backward, which runs once more on the same graph."""
+        self.order, nth, records = self._forward
+        self._nth = dict(nth)
+        del self._records[records:]
+        self._gradients.clear()
+        self.failed = None
+
+    @property
+    def backward_is_torchs_own(self) -> bool:
+        """No line of the user's ran in backward, and no forward again."""
+        places = (place for _, _, _, place, _ in self._records[self._forward[2] :])
+        return not any(p.recomputed or p.backward_line is not None for p in places)
 
     def end(self, model: nn.Module, results: Iterable[Tensor]) -> None:
         """After all: the loss (or the outputs, in a forward-only pass) and the parameters with gradients."""

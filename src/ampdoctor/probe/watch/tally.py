@@ -12,6 +12,7 @@ from torch import Tensor
 from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.stats import TensorStats
+from ampdoctor.probe.watch import exponents as by_exponent
 from ampdoctor.probe.watch.exponents import INF, LOWEST, NAN, POWERS, ZERO, ExponentCounter
 from ampdoctor.probe.watch.fused import FusedCounter
 from ampdoctor.probe.watch.nonfinite import Exact, exact_counts, readable, with_counts
@@ -42,12 +43,17 @@ class Tally:
 
     def __init__(self) -> None:
         self._rows: list[_Row] = []
+        self._stats: list[TensorStats] = []
+        """Of the rows that were read."""
+        self._exact: dict[int, Exact] = {}
+        self._count_from_here()
+
+    def _count_from_here(self) -> None:
         self._exponents = ExponentCounter()
         self._extremes = _Scalars()
         self._extremes_before = _Scalars()
         self._nonzero_before = _Scalars()
         self._fused = FusedCounter()
-        self._exact: dict[int, Exact] = {}
 
     def add(
         self,
@@ -79,7 +85,7 @@ class Tally:
             return row
         low, high = _aminmax(output)
         self._extremes.add(row, low, high)
-        if exact and output.device.type == "cpu" and not _are_finite(low, high):
+        if exact and by_exponent.on_host(output) and not _are_finite(low, high):
             self._exact[row] = exact_counts(output)
         if unrounded is None or unrounded.shape != output.shape:
             if exponents:
@@ -106,28 +112,30 @@ class Tally:
         nonzero_before = self._nonzero_before.read()
         bins = self._exponents.read()
         fused = self._fused.read()
+        self._count_from_here()
         extremes |= fused.ranges
         bins |= fused.bins
-        stats: list[TensorStats] = []
-        for i, row in enumerate(self._rows):
+        stats = self._stats
+        for i, row in enumerate(self._rows[len(stats) :], len(stats)):
             if row.same_as is not None:
                 stats.append(_upcast(stats[row.same_as], row))
-            elif row.empty:
+                continue
+            if row.empty:
                 empty = ExponentHistogram()
                 stats.append(TensorStats(row.dtype, row.shape, None, None, None, 0, 0, 0, None, None, empty))
+                continue
+            (low, high) = extremes[i]
+            if not row.counted:
+                found = _by_range(row, (low, high))
+            elif not row.rounded:
+                found = _plain(row, (low, high), _histogram(bins[i]))
+            elif row.ties:
+                found = _by_values_before(row, (low, high), _histogram(bins[i]), before[i])
             else:
-                (low, high) = extremes[i]
-                if not row.counted:
-                    found = _by_range(row, (low, high))
-                elif not row.rounded:
-                    found = _plain(row, (low, high), _histogram(bins[i]))
-                elif row.ties:
-                    found = _by_values_before(row, (low, high), _histogram(bins[i]), before[i])
-                else:
-                    nonzero = int(nonzero_before[i][0])
-                    found = _by_elements(row, (low, high), _histogram(bins[i]), before[i], nonzero)
-                counts = self._exact.get(i)
-                stats.append(found if counts is None else with_counts(found, counts))
+                nonzero = int(nonzero_before[i][0])
+                found = _by_elements(row, (low, high), _histogram(bins[i]), before[i], nonzero)
+            counts = self._exact.get(i)
+            stats.append(found if counts is None else with_counts(found, counts))
         return stats
 
 
@@ -136,19 +144,27 @@ def _on_gpu(x: Tensor) -> bool:
 
 
 class _Scalars:
-    """Zero-dimensional tensors, by row, brought to the host together."""
+    """Zero-dimensional tensors, by row, brought to the host together.
+
+    On a CPU they are plain numbers at once: a small tensor that stays, between large ones that go, keeps
+    their memory from being used again.
+    """
 
     def __init__(self) -> None:
         self._values: dict[tuple[torch.device, torch.dtype], list[tuple[int, tuple[Tensor, ...]]]] = (
             defaultdict(list)
         )
+        self._found: dict[int, tuple[float, ...]] = {}
 
     def add(self, row: int, *values: Tensor) -> None:
+        if by_exponent.on_host(values[0]):
+            self._found[row] = tuple(float(v) for v in values)
+            return
         self._values[values[0].device, values[0].dtype].append((row, values))
 
     def read(self) -> dict[int, tuple[float, ...]]:
         """Row -> its values. One transfer per device and dtype."""
-        found: dict[int, tuple[float, ...]] = {}
+        found = self._found
         for kept in self._values.values():
             width = len(kept[0][1])
             stacked = torch.stack([value for _, values in kept for value in values]).double().cpu()
