@@ -62,11 +62,17 @@ class GradientBook:
             if parameter is None:
                 gone.append(key)
                 continue
-            signature = _signature(parameter)
-            if signature == standing.signature:
+            gradient, before = (
+                parameter.grad,
+                standing.signature,
+            )  # spelt out: this is most of the watch's cost
+            if gradient is None:
+                if before is None:
+                    continue
+            elif before is not None and before[0] == id(gradient) and before[1] == gradient._version:
                 continue
-            standing.signature = signature
-            standing.kind = None if signature is None else "edited"
+            standing.signature = _signature(parameter)
+            standing.kind = None if gradient is None else "edited"
             self._changed()
         for key in gone:
             del self._standings[key]
@@ -134,7 +140,6 @@ class GradientBook:
 
     def clipped(self, parameters: Iterable[Tensor], norm: Tensor, largest: float) -> None:
         """Nothing; these gradients, of this 2-norm, were just clipped to ``largest`` by clip_grad_norm_."""
-        self.kept(parameters)
         factor = (largest / (norm + 1e-6)).clamp(max=1.0)  # as torch does it
         self._clipped = [id(p) for p in parameters], norm * factor
 
