@@ -77,6 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "parts.py").write_text(MODEL)
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "parts", raising=False)  # another test's
     return tmp_path
 
 
@@ -143,6 +144,31 @@ def test_gradients_and_a_prescription_of_a_script(folder: Path, capsys: pytest.C
     assert "--script train.py --sweep -- --gain 2" in " ".join(out.split())
     cure = document(capsys, "prescribe", "--script", "train.py", "--format", "json", "--", "--gain", "3000")
     assert cure["treatments"]
+
+
+INSIDE = """
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            return self.down(self.up(x * self.gain).square())
+"""
+
+
+@pytest.mark.parametrize("where", ["around the model", "in the model", "both"])
+def test_a_script_in_float16_is_tried_in_bfloat16(
+    where: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a gain of 3,000 squares leave FP16's range and not BF16's, wherever the script opens autocast."""
+    if where != "around the model":
+        plain = MODEL[MODEL.index("    def forward") : MODEL.index("def build_model")]
+        (folder / "parts.py").write_text(MODEL.replace(plain, INSIDE[1:] + "\n"))
+    if where == "in the model":
+        around = "    with torch.autocast('cpu', dtype=torch.float16):\n        loss"
+        (folder / "train.py").write_text(TRAIN.replace('"', "'").replace(around, "    loss"))
+    words = ("--script", "train.py", "--format", "json")
+    cure = document(capsys, "prescribe", *words, "--", "--gain", "3000")
+    assert "bf16" in [treatment["kind"] for treatment in cure["treatments"]]
+    words = (*words, "--set", "precision.dtype=bfloat16")
+    assert document(capsys, "scan", *words, "--", "--gain", "3000")["verdict"] == "clean"
 
 
 def test_a_gate_fails_on_a_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

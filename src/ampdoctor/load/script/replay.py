@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from ampdoctor.errors import LoadError
+from ampdoctor.facts.words import AUTOCAST_DEVICES
 from ampdoctor.load.script.buffers import Saved
 from ampdoctor.load.script.tape import Leaf, Node, Ref, Tape
 from ampdoctor.load.script.values import tensors_in
@@ -68,8 +70,9 @@ def workload_of(
 
     def step(_: nn.Module, batch: Any) -> Any:
         results: dict[int, list[Tensor]] = {}
-        for node in nodes:
-            results[id(node)] = _replay(node, devices, results, places, batch)
+        with _autocast_as_asked(dtypes[0] if dtypes else None):
+            for node in nodes:
+                results[id(node)] = _replay(node, devices, results, places, batch)
         return results[id(ref.node)][ref.index]
 
     dtypes = tuple(dict.fromkeys(d for node in nodes for d in node.autocast.values()))
@@ -77,6 +80,26 @@ def workload_of(
         dtypes = dtypes or (tape.inner_autocast,)
     buffers = [saved for node in nodes for saved in node.buffers]
     return Workload(title, model, (tuple(leaves),), step), dtypes, buffers
+
+
+@contextmanager
+def _autocast_as_asked(recorded: torch.dtype | None) -> Iterator[None]:
+    """Inside, autocast that the script opened in ``recorded`` is in the dtype of the region around.
+
+    In that one the loss is examined: another than its own, where that was asked for.
+    """
+    on = (torch.get_autocast_dtype(d) for d in AUTOCAST_DEVICES if torch.is_autocast_enabled(d))
+    asked = next(on, None)
+    if asked is None or asked == recorded:
+        yield
+        return
+    original: Any = torch.set_autocast_dtype
+
+    def set_autocast_dtype(device: str, dtype: torch.dtype) -> None:
+        original(device, asked if dtype == recorded else dtype)
+
+    with patch.object(torch, "set_autocast_dtype", set_autocast_dtype):
+        yield
 
 
 def _replay(
