@@ -82,6 +82,10 @@ def test_what_fp32_has_too_is_incurable(slug: str) -> None:
 
 OF_THE_SCALE = ("grad-scaler", "lower-scale", "raise-scale", "mean-reduction")
 """Remedies in the keys for which a loss scale is enough."""
+DEARER = ("loss-scale", "fp32", "scale-per-part", "formulation", "bf16")
+"""The kinds of treatment, from cheap to dear."""
+IN_FP32 = ("fp32-island", "fp32-master")
+"""Remedies in the keys that are modules in FP32; the others change what the code computes."""
 NOT_CURED = {
     "muon_ns_half": "the optimizer casts inside: no change of the model reaches it",
 }
@@ -101,6 +105,8 @@ def test_every_case_is_cured_or_said_to_be_beyond_it(case: Case) -> None:
         assert kinds == ["loss-scale"]
     else:
         assert kinds and not found.incurable
+        key = "fp32" if case.key["remedy"] in IN_FP32 else "formulation"
+        assert DEARER.index(kinds[0]) <= DEARER.index(key)
         assert found.runs <= BY_SCANS.get(case.slug, 40)
 
 
