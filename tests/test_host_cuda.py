@@ -135,6 +135,22 @@ def test_sites_of_attention_pair_whichever_kernel_runs(ask: Ask) -> None:
     assert told["sites"]["candidate"] == ATTENTION
 
 
+@pytest.mark.parametrize(
+    ("scenario", "verdict", "births"),
+    [
+        ("attention_next_to_its_formula", "clean", []),
+        ("overflow_behind_attention_next_to_its_formula", "forward-overflow", ["aten::mul"]),
+    ],
+)
+def test_a_fused_kernel_next_to_the_formula_of_the_reference(
+    scenario: str, verdict: str, births: list[str], ask: Ask
+) -> None:
+    """FP32 may have no fused kernel: the candidate's then has no twin, and nothing is made of that."""
+    told = ask("scenario", scenario)
+    assert (told["verdict"], told["births"]) == (verdict, births)
+    assert told["sites"]["candidate"] == ATTENTION and told["sites"]["reference"] == []
+
+
 def test_the_padding_of_attention_s_log_sum_exp_is_no_birth(ask: Ask) -> None:
     told = ask("scenario", "attention_next_to_an_overflow")
     assert told["verdict"] == "forward-overflow"

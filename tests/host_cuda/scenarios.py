@@ -241,6 +241,11 @@ def attention_next_to_its_formula() -> Any:
     return attended(host_cuda.FLASH, 0, False)
 
 
+@scenario
+def overflow_behind_attention_next_to_its_formula() -> Any:
+    return attended(host_cuda.FLASH, 0, True)
+
+
 # -- a model on two devices
 
 
