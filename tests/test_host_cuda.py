@@ -201,3 +201,23 @@ def test_recording_a_pass_waits_for_no_device(ask: Ask) -> None:
     for run in ask("scenario", "passes_without_values").values():
         assert (run["raised"], run["backward"], run["crossings"]) == (None, True, {})
         assert run["counted"]["forward"] > 15 and run["counted"]["backward"] > 30
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_two_ranks_of_a_ddp_run_each_see_their_own_values(device: str, library: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "HOST_CUDA": str(library), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", FOLDER / "rank.py", str(rank), "2", tmp_path / "store", device],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert all("ANSWER" in out for out, _ in said), said
+    (one, fault, weights, gradients), (other, other_fault, *same) = (
+        json.loads(out.rpartition("ANSWER")[2]) for out, _ in said
+    )
+    assert [weights, gradients] == same  # broadcast from the first rank, and averaged
+    assert (one, fault) == ("clean", None)
+    assert (other, other_fault) == ("forward-overflow", ["", "aten::mul", "h = h * h", [1]])
