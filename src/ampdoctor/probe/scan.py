@@ -196,6 +196,7 @@ class _Session:
             self.ask_for_effect = True
             if self.kept is None or len(self.workload.batches) > 1:
                 self._ask_for_effect()
+        run.gradients = {}  # of the size of the weights, and compared by now
         if waits:
             self.waiting.append(index)
         elif not sound and not self.interrupted:

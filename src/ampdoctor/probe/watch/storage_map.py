@@ -8,14 +8,18 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 T = TypeVar("T")
+_FEW = 64
+"""Notes among which none is looked for to drop."""
 
 
 class StorageMap(Generic[T]):
     """Notes by storage, so that all views of a tensor share one. A freed storage's address is soon used
-    again; its note is not found then."""
+    again; its note is not found then. Notes that no one can find are dropped as their number doubles: each
+    keeps a small piece of memory, and those between large ones keep theirs from being used again."""
 
     def __init__(self) -> None:
         self._notes: dict[int, tuple[StorageWeakRef, T]] = {}
+        self._look_over_at = _FEW
 
     def get(self, tensor: Tensor) -> T | None:
         """The note on the tensor's storage; None if there is none."""
@@ -26,6 +30,9 @@ class StorageMap(Generic[T]):
         """Notes it, in place of an earlier note."""
         storage = tensor.untyped_storage()
         self._notes[storage._cdata] = (StorageWeakRef(storage), note)
+        if len(self._notes) >= self._look_over_at:
+            self._notes = {key: kept for key, kept in self._notes.items() if not kept[0].expired()}
+            self._look_over_at = max(_FEW, 2 * len(self._notes))
 
     def drop(self, tensor: Tensor) -> None:
         """Forgets the note, if there is one."""
