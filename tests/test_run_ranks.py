@@ -144,3 +144,50 @@ def test_what_lies_past_the_changes_that_are_passed_on_is_not_known(monkeypatch:
     monkeypatch.setattr(ranks, "_MOST_CHANGES", 2)
     drafts = [{"kind": "update", "scaler": 1, "scale_after": s} for s in (8.0, 4.0, 4.0, 2.0, 1.0)]
     assert ranks._scales_of(0, drafts) == [RankScales(0, 0, 3, ((0, 8.0), (1, 4.0)))]
+
+
+POISONED = """
+import torch, torch.distributed as dist
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h = self.up(x)
+        return self.down(h * h)
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.parallel.DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for step in range(3):
+    x = torch.ones(2, 4)
+    if dist.get_rank() == 1:
+        x[1] = 2000.0
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = net(x).float().mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+dist.destroy_process_group()
+"""
+
+
+def test_one_poisoned_rank_of_ddp_is_named_and_the_others_do_not_say_that_all_is_well(tmp_path: Path) -> None:
+    """All-reduce spreads rank 1's infinity: every rank skips every step, and only rank 1 holds its cause."""
+    (tmp_path / "train.py").write_text(POISONED)
+    first, second = torchrun(tmp_path / "train.py", tmp_path / "report.json")
+    assert first["script"].endswith("rank 0") and second["script"].endswith("rank 1")
+    assert first["steps"] == second["steps"] == {"done": 3, "skipped": 3}
+    assert first["summary"].startswith("EVERY STEP IS SKIPPED, and the one examined is finite in itself.")
+    fault = second["examined"][0]["report"]["first_fault"]
+    assert (fault["op"], fault["samples"], fault["source"]["text"]) == (
+        "aten::mul",
+        [1],
+        "return self.down(h * h)",
+    )

@@ -60,7 +60,14 @@ class RunReport:
     def sound(self) -> bool:
         """Steps were seen, and nothing in the loop or in an examined step is wrong."""
         urgent = any(f.severity != "info" for f in self.findings)
-        return self.done > 0 and not urgent and all(e.report.verdict == "clean" for e in self.examined)
+        clean = all(e.report.verdict == "clean" for e in self.examined)
+        return self.done > 0 and not urgent and clean and not self._skips_for_others
+
+    @property
+    def _skips_for_others(self) -> bool:
+        """Every step was skipped, more than the scaler has to for the one that was examined and is clean."""
+        needed = [e.report.loss_scale.skips or 0 for e in self.examined]
+        return self.skipped == self.done > max(needed, default=self.done)
 
     @property
     def headline(self) -> Headline:
@@ -76,6 +83,12 @@ class RunReport:
             return Headline("NOT MEASURED.", "No optimizer had a turn while the script ran.")
         if not self.examined:
             return Headline("NOTHING WRONG IN THE LOOP.", f"No step could be examined. {start}")
+        if self._skips_for_others:
+            return Headline(
+                "EVERY STEP IS SKIPPED,",
+                f"and the one examined is finite in itself. {start} What makes its gradients infinite comes "
+                "from elsewhere: another rank, whose own report says what; another backward; or a hook.",
+            )
         return Headline("NOTHING WRONG.", start)
 
     @property
