@@ -74,6 +74,8 @@ class Capture:
         self.tape = Tape()
         self.not_replayed: dict[str, int] = {}
         """Why losses could not be run again -> how many."""
+        self.asks_skips: Callable[[], bool] = lambda: True
+        """Whether a turn's ``skipped`` matters next; where it does not, False may stand for a skip."""
         self._captured: list[Captured] = []
 
     def function(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -112,6 +114,11 @@ class Capture:
     def not_captured(self, error: AmpDoctorError) -> None:
         """Nothing; a loss that could not be run again is counted."""
         self.not_replayed[error.message] = self.not_replayed.get(error.message, 0) + 1
+
+    @property
+    def wants_skips(self) -> bool:
+        """As whoever takes the turns says."""
+        return self.asks_skips()
 
     def optimizer_turn(self, draft: Draft, skipped: bool, optimizer: Any) -> None:
         """The step's losses are handed on, with the optimizer whose turn it is (None: with a closure)."""

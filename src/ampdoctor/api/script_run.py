@@ -54,6 +54,7 @@ class Examiner:
         self.policy = policy
         self.recorder = recorder
         self.capture = Capture(recorder, self.turn, self.begins)
+        self.capture.asks_skips = lambda: wanted.until_nan or (wanted.step is None and self._first is None)
         self.examined: list[Examined] = []
         self.traces: list[Trace] = []
         self.stopped = ""

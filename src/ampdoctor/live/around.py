@@ -33,6 +33,10 @@ class Listener(Protocol):
     def backward(self, root: Tensor, scaler: Any) -> None:
         """Backward is about to begin from ``root``, which ``scaler`` has scaled (None: nobody)."""
 
+    @property
+    def wants_skips(self) -> bool:
+        """The next turn must know at once whether a fused optimizer skips inside, though it takes a wait."""
+
     def optimizer_turn(self, draft: Draft, skipped: bool, optimizer: Any) -> None:
         """An optimizer is about to move the weights, or (``skipped``) its scaler has kept it from it.
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ampdoctor.live.around import Around, device_of, parameters_of
+from ampdoctor.live.recorder import kept
 
 
 class OptimizerCalls:
@@ -50,10 +51,12 @@ class OptimizerCalls:
             if inside is None:
                 self.around.take_turn(draft, optimizer)
             else:
-                fused = hasattr(optimizer, "found_inf")
-                skipped = fused and bool(optimizer.found_inf)
-                if fused:  # waits for the device once: the scaler's step has no need to read it again
-                    inside[1]["skipped"] = skipped
+                skipped = False
+                if hasattr(optimizer, "found_inf"):  # a fused one, which skips inside
+                    found = optimizer.found_inf
+                    known = found.device.type == "cpu" or self.listener.wants_skips
+                    skipped = known and bool(found)
+                    inside[1]["skipped"] = skipped if known else kept(found)
                 if not skipped:
                     self.around.tell_turn(draft, False, optimizer)
         self.around.mode.muted = True

@@ -119,8 +119,8 @@ class ScalerCalls:
                 if "skipped" not in draft:
                     draft["skipped"] = found_inf_of(scaler, optimizer)
                 moved = any(d["kind"] == "optimizer_step" for d in recorder.drafts[draft["order"] + 1 :])
-                # torch has read found_inf itself unless the optimizer is fused
-                if not moved or getattr(optimizer, "_step_supports_amp_scaling", False):
+                # torch has read found_inf itself; not that of a fused optimizer, which is known or not asked
+                if not moved or isinstance(draft["skipped"], bool):
                     skipped = draft["skipped"] is not None and bool(draft["skipped"])
                     if skipped:
                         self.around.tell_turn(draft, True, optimizer)
