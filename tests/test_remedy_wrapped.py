@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -103,6 +105,53 @@ def test_in_a_recomputed_forward(reentrant: bool) -> None:
             loud, faint = model(x)
         (loud.float() + faint.float() * 2.0**-26).sum().backward()
     assert {name: float(p.grad) for name, p in model.named_parameters() if p.grad is not None} == EXPECTED[1]
+
+
+def whole(model: Towers) -> None:
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+def compiled(model: nn.Module) -> None:
+    model.compile(backend="aot_eager")
+
+
+def compiled_in_parts(model: nn.Module) -> None:
+    for part in model.children():
+        part.compile(backend="aot_eager")
+
+
+def planned(model: nn.Module) -> None:
+    ampdoctor.apply(model, PLAN)
+
+
+@pytest.mark.parametrize("shard", [sharded, whole])
+@pytest.mark.parametrize("compiles", [compiled, compiled_in_parts])
+@pytest.mark.parametrize("order", list(permutations(("plan", "shard", "compile"))), ids=" ".join)
+@pytest.mark.usefixtures("group")
+def test_sharded_and_compiled(
+    shard: Callable[[Towers], Any], compiles: Callable[[nn.Module], None], order: tuple[str, ...]
+) -> None:
+    """In a later step as in the first: fully_shard keeps the parameters that it puts in for a forward."""
+    if TorchVersion(torch.__version__) < "2.7":
+        pytest.skip("its fully_shard does not run on a CPU")
+    torch._dynamo.reset()  # type: ignore[attr-defined]
+    model = Towers()
+    for done in order:
+        {"plan": planned, "shard": shard, "compile": compiles}[done](model)
+    for _ in range(2):
+        model.zero_grad()
+        assert step(model) == EXPECTED
+
+
+def test_a_copy_compiled() -> None:
+    """Its parameters are others than those that the plan was applied to."""
+    torch._dynamo.reset()  # type: ignore[attr-defined]
+    model = Towers()
+    planned(model)
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        compiled(each)
+        assert step(each) == EXPECTED
 
 
 def test_compiled_in_one_graph() -> None:

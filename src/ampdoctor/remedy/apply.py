@@ -44,31 +44,42 @@ class Applied:
                 forward = _in_fp32(forward, self._device, plan.output == "cast")
             if path in plan.scales:
                 forward = _at_scale(forward, self._device, plan.scales[path])
-                self._divide(module, plan.scales[path])
+                self._divide(module, plan.scales[path], _around(model, path))
             follows = _following(built, forward)
             module.__class__ = follows
             self._changed.append((module, built, follows))
 
-    def _divide(self, part: nn.Module, factor: float) -> None:
+    def _divide(self, part: nn.Module, factor: float, around: list[nn.Module]) -> None:
         """Takes the factor out of the gradients of a part's parameters, those that come later included."""
         inverse = 1.0 / factor
 
         def divided(gradient: Tensor) -> Tensor:
             return gradient * inverse
 
-        def hook_those_without(module: nn.Module, args: Any) -> None:
-            if torch.compiler.is_compiling():
-                return
-            for parameter in module._parameters.values():
-                if parameter is None or not parameter.requires_grad:
-                    continue
+        def hook_those_without(module: nn.Module, recurse: bool = False) -> None:
+            for parameter in module.parameters(recurse):
                 # fully_shard and deepcopy put other tensors in a parameter's place, without its hooks.
-                if divided not in (parameter._backward_hooks or {}).values():
+                if parameter.requires_grad and divided not in (parameter._backward_hooks or {}).values():
                     self._hooks.append(parameter.register_hook(divided))
 
+        outside_the_graph = torch.compiler.disable(hook_those_without)
+
+        def before(module: nn.Module, args: Any) -> None:
+            if not torch.compiler.is_compiling():
+                hook_those_without(module)
+            # Hooks cannot be set in a graph. fully_shard ends it before each of its modules anyway.
+            elif _is_sharded(module):
+                outside_the_graph(module, True)
+
+        def before_all(module: nn.Module, args: Any) -> None:
+            is_copy = module is not part
+            if torch.compiler.is_compiling() and (is_copy or any(_is_sharded(m) for m in around)):
+                outside_the_graph(module, True)
+
+        self._hooks.append(part.register_forward_pre_hook(before_all))
         for module in part.modules():
-            self._hooks.append(module.register_forward_pre_hook(hook_those_without))
-            hook_those_without(module, ())
+            self._hooks.append(module.register_forward_pre_hook(before))
+            hook_those_without(module)
 
     def scaler(self, **settings: Any) -> torch.amp.GradScaler:
         """A GradScaler that starts from the plan's loss scale; disabled where the plan is for BF16."""
@@ -136,6 +147,17 @@ def _refuse(plan: TreatmentPlan, path: str, module: nn.Module, model: nn.Module)
             f"scales: {name} shares a parameter with a module outside it",
             "name the module that holds both: a parameter has one scale",
         )
+
+
+def _around(model: nn.Module, path: str) -> list[nn.Module]:
+    """The modules that hold the one at ``path``."""
+    steps = path.split(".") if path else []
+    return [model.get_submodule(".".join(steps[:depth])) for depth in range(len(steps))]
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    """Whether fully_shard has it; by the name of the class: its import is slow."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
 def _following(built: type[nn.Module], forward: Forward) -> type[nn.Module]:
