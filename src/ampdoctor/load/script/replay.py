@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from ampdoctor.errors import LoadError
 from ampdoctor.facts.words import AUTOCAST_DEVICES
 from ampdoctor.load.script.buffers import Saved
 from ampdoctor.load.script.tape import Leaf, Node, Ref, Tape
-from ampdoctor.load.script.values import tensors_in
+from ampdoctor.load.script.values import found_in, mapped, tensors_in
 from ampdoctor.load.seeds import set_states
 from ampdoctor.load.workload import Workload
 
@@ -50,6 +49,8 @@ def workload_of(
     leaves: list[Tensor] = []
     places: dict[int, _Input] = {}
     for node in nodes:
+        if node.refused is not None:
+            raise node.refused
         for leaf in _leaves((node.args, node.kwargs)):
             tensor = leaf.tensor
             if leaf.foreign:
@@ -121,50 +122,19 @@ def _replay(
 
 def _opened(value: Any, results: dict[int, list[Tensor]], places: dict[int, _Input], batch: Any) -> Any:
     """The sealed value with this run's tensors in the places of the recorded ones."""
-    if isinstance(value, Ref):
-        return results[id(value.node)][value.index]
-    if isinstance(value, Leaf):
-        place = places.get(id(value.tensor))
-        return value.tensor if place is None else batch[place.index]
-    if not _has_sealed(value):
-        return value
-    if type(value) in (list, tuple):
-        return type(value)(_opened(item, results, places, batch) for item in value)
-    if isinstance(value, tuple):
-        return type(value)(*(_opened(item, results, places, batch) for item in value))
-    if type(value) is dict:
-        return {key: _opened(item, results, places, batch) for key, item in value.items()}
-    twin = copy.copy(value)
-    if hasattr(twin, "items"):
-        for key, item in list(twin.items()):
-            twin[key] = _opened(item, results, places, batch)
-    else:
-        for key, item in list(vars(twin).items()):
-            setattr(twin, key, _opened(item, results, places, batch))
-    return twin
+
+    def open_(sealed: Ref | Leaf) -> Any:
+        if isinstance(sealed, Ref):
+            return results[id(sealed.node)][sealed.index]
+        place = places.get(id(sealed.tensor))
+        return sealed.tensor if place is None else batch[place.index]
+
+    return mapped(value, (Ref, Leaf), open_)
 
 
-def _sealed_in(value: Any, depth: int = 0) -> Iterator[Ref | Leaf]:
-    if isinstance(value, (Ref, Leaf)):
-        yield value
-    elif hasattr(value, "values") and hasattr(value, "keys"):
-        for item in list(value.values()):
-            yield from _sealed_in(item, depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _sealed_in(item, depth + 1)
-    elif (
-        depth < 8
-        and hasattr(value, "__dict__")
-        and not isinstance(value, (type, nn.Module))
-        and not callable(value)
-    ):
-        for item in list(vars(value).values()):
-            yield from _sealed_in(item, depth + 1)
-
-
-def _has_sealed(value: Any) -> bool:
-    return next(_sealed_in(value), None) is not None
+def _sealed_in(value: Any) -> Iterator[Ref | Leaf]:
+    """Both kinds, always: else those of the other one would be looked into, and a Ref leads to all before."""
+    return found_in(value, (Ref, Leaf))
 
 
 def _leaves(value: Any) -> Iterator[Leaf]:

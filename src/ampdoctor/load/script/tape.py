@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ampdoctor.errors import LoadError
 from ampdoctor.facts.words import AUTOCAST_DEVICES
 from ampdoctor.load.script.buffers import BufferWatch, Saved
 from ampdoctor.load.script.values import mapped, tensors_in
@@ -41,6 +42,8 @@ class Node:
     """The generators' states before a root's call."""
     buffers: list[Saved] = field(default_factory=list)
     """Of a root, before its call."""
+    refused: LoadError | None = None
+    """Why its arguments could not be kept."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Tape:
         inputs = list(tensors_in((args, kwargs)))
         if not any(self._follows(t) for t in inputs):
             return
-        self._keep(Node(func, *self._sealed(args, kwargs), **self._state(), in_place=in_place), made)
+        self._keep(Node(func, **self._sealed(args, kwargs), **self._state(), in_place=in_place), made)
 
     def root(self, module: nn.Module, args: Any, kwargs: Any, call: Callable[[], Any]) -> Any:
         """The outputs of ``call``, which runs the root module."""
@@ -103,8 +106,7 @@ class Tape:
             inner = getattr(inner, attribute)
         if inner not in self._names:
             self._names[inner] = _name_of(module)
-        sealed_args, sealed_kwargs = self._sealed(args, kwargs)
-        node = Node(inner, sealed_args, sealed_kwargs, **self._state(), in_place=False)
+        node = Node(inner, **self._sealed(args, kwargs), **self._state(), in_place=False)
         node.random = states(generators_in_use())
         node.buffers = self._buffers.before(inner)
         out = call()
@@ -140,7 +142,9 @@ class Tape:
             return None  # else an average kept over all steps would keep all steps
         return ref
 
-    def _sealed(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _sealed(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The arguments of a node; without them, and why, where they cannot be kept."""
+
         def seal(tensor: Tensor) -> Any:
             ref = self._current(tensor)
             if ref is not None:
@@ -149,7 +153,10 @@ class Tape:
             version = 0 if tensor.is_inference() else tensor._version
             return Leaf(tensor.detach() if foreign else tensor, version, foreign)
 
-        return mapped(args, seal), mapped(kwargs, seal)
+        try:
+            return {"args": mapped(args, Tensor, seal), "kwargs": mapped(kwargs, Tensor, seal)}
+        except LoadError as error:
+            return {"args": (), "kwargs": {}, "refused": error}
 
     def _state(self) -> dict[str, Any]:
         on = {d: torch.get_autocast_dtype(d) for d in AUTOCAST_DEVICES if torch.is_autocast_enabled(d)}
