@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
+import ampdoctor
 from ampdoctor.scales.gradient_harm import without_noise
 from case_runner import candidate, scan, warnings_of
 
@@ -104,3 +108,29 @@ def test_a_bias_is_not_noise_because_its_weight_is_loud() -> None:
         "1 parameter gets a gradient that rounding zeroed; worst bias (100.0 %)."
     )
     assert report.loss_scale.window is not None and report.loss_scale.window[0] == 2.0**19
+
+
+@pytest.mark.parametrize("precision", [{}, {"dtype": "bfloat16"}, {"loss_scale": 1024.0}])
+@pytest.mark.parametrize(("rows", "margin"), [(0, 0.0), (8, 1e3)])
+def test_gradients_that_are_all_zero_say_nothing_of_any_scale(
+    rows: int, margin: float, precision: dict[str, Any]
+) -> None:
+    """No rows, or a hinge that every row meets: zeros overflow nowhere, and nothing of them can be lost."""
+    model = nn.Linear(4, 2)
+    report = ampdoctor.scan(
+        model, torch.ones(rows, 4), lambda m, x: torch.relu(m(x).float() - margin).sum(), **precision
+    )
+    name = "BF16" if "dtype" in precision else "FP16"
+    assert report.verdict == "clean"
+    assert report.sentence == f"CLEAN, as far as it goes: every gradient is zero, in {name} and in FP32."
+    scales = report.loss_scale
+    assert (scales.not_searched, scales.window, scales.recommended) == ("all-zero", None, None)
+    assert "were not tried: every gradient is zero, in FP32 too" in str(report)
+
+
+def test_a_batch_whose_gradients_are_zero_leaves_the_others_to_judge_by() -> None:
+    """The full batch's gradients are 1 and 2: in FP16 from 2^0 on, nothing of them is lost."""
+    batches = [(torch.zeros(0, 4),), (torch.ones(2, 4),)]
+    report = ampdoctor.scan(nn.Linear(4, 2), batches, lambda m, x: m(x[0]).float().sum(), loss_scale=1024.0)
+    assert report.loss_scale.not_searched is None and report.loss_scale.recommended is not None
+    assert report.loss_scale.lost_fraction["1024"] == 0.0

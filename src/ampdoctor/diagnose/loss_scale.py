@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,12 +115,22 @@ def _alternative(alternative: Alternative) -> dict[str, Any]:
 
 
 def _lost(trace: Trace) -> dict[str, float | None]:
-    """{scale: share of parameter-gradient elements lost} for every scale at which all batches were run."""
-    lost: dict[str, float | None] = {}
+    """{scale: share of parameter-gradient elements lost} for every scale at which all batches were run.
+
+    Of the worst batch; one whose gradients are all zero in FP32 has nothing to lose.
+    """
+    shares: dict[str, list[float | None]] = {}
     for candidate in trace.passes:
         if candidate.role in ("candidate", "ladder") and candidate.parameters:
             key = f"{candidate.loss_scale:.0f}" if candidate.loss_scale >= 1 else f"{candidate.loss_scale:g}"
-            share = share_lost(candidate) if is_healthy(candidate, trace.environment.forward_only) else None
-            known = lost.get(key, 0.0)
-            lost[key] = None if share is None or known is None else max(share, known)
-    return lost
+            seen = shares.setdefault(key, [])
+            if not is_healthy(candidate, trace.environment.forward_only):
+                seen.append(None)
+            elif (share := share_lost(candidate)) is not None:
+                seen.append(share)
+    return {key: _worst(seen) for key, seen in shares.items()}
+
+
+def _worst(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return max(known) if known and len(known) == len(shares) else None

@@ -26,6 +26,7 @@ from ampdoctor.diagnose.wording import (
 )
 from ampdoctor.facts.trace import Trace
 from ampdoctor.scales.gradient_harm import vanishing
+from ampdoctor.scales.search_allowed import all_zero
 
 _WORTH_A_WORD = 0.0005
 """A share of the gradient below this is nothing to a reader: ``<0.1 %``."""
@@ -247,6 +248,8 @@ def _clean(reading: Reading) -> Headline:
             f"CLEAN, as far as it goes: the {name} forward is sound, and there was no backward to look at."
         )
     start = f"Nothing overflows {_at_scale(reading.trace)}, and"
+    if all_zero([p for p in reading.trace.passes if p.role == "candidate"]):
+        return Headline("CLEAN, as far as it goes:", f"every gradient is zero, in {name} and in FP32.")
     lost = max((share_lost(p) or 0.0 for p in reading.trace.passes if p.role == "candidate"), default=0.0)
     if lost < _WORTH_A_WORD:
         which = " that FP32 would train with" if _vanishes(reading.trace) else ""

@@ -25,13 +25,14 @@ NotSearched = Literal[
     "raised",
     "no-gradients",
     "fault-at-every-scale",
+    "all-zero",
     "no-scale-needed",
     "nothing-rounds",
     "not-asked",
 ]
 """Why no other loss scales were tried: the scan or the model stopped; backward made no gradients; a fault of
-the forward or the data spoils them at every scale; there is no scaler and nothing needs one; no gradient is
-of low precision; a search was not asked for."""
+the forward or the data spoils them at every scale; all of them are zero, in FP32 too; there is no scaler and
+nothing needs one; no gradient is of low precision; a search was not asked for."""
 
 Scaler = Literal["dynamic", "fixed", "none"]
 """What sets the loss scale: a GradScaler that halves it at each infinity; the user, once for all; nothing."""

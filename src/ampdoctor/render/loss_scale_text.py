@@ -20,6 +20,7 @@ _NOT_SEARCHED: dict[NotSearched, str] = {
     "raised": "the model raised",
     "no-gradients": "there are no gradients",
     "fault-at-every-scale": "every scale has the fault",
+    "all-zero": "every gradient is zero, in FP32 too",
     "no-scale-needed": "there is no scaler, and no parameter needs one",
     "nothing-rounds": "no gradient is of low precision",
     "not-asked": "not asked for",

@@ -20,9 +20,22 @@ def why_not_searched(passes: Sequence[Pass], births: Sequence[Birth], scaler: Sc
         return "no-gradients"
     if any(_spoils_every_scale(b, passes) for b in births):
         return "fault-at-every-scale"
+    if all_zero(candidates):
+        return "all-zero"
     if scaler == "none" and all(is_finite(p) and not harmed(p.parameters) for p in candidates):
         return "no-scale-needed"
     return None
+
+
+def all_zero(candidates: Sequence[Pass]) -> bool:
+    """True where every gradient is zero, in FP32 too: an empty batch, a hinge that is met everywhere.
+
+    Zeros overflow nowhere and are lost nowhere, so they say nothing of any scale.
+    """
+    gradients = [p for candidate in candidates for p in candidate.parameters]
+    return bool(gradients) and all(
+        p.reference_nonzero == 0 and p.zeros == p.numel and not (p.nan or p.inf) for p in gradients
+    )
 
 
 def _spoils_every_scale(birth: Birth, passes: Sequence[Pass]) -> bool:

@@ -7,8 +7,8 @@ What it means
     not. The run trains, and learns something else.
 
 How it is found
-    The loss, the outputs, a gradient or a buffer is more than 20 % off FP32. Both
-    passes are then run again with a sample of every tensor kept, and the
+    The loss, the outputs, a gradient or a buffer is more than 20 % off FP32.
+    Both passes are then run again with a sample of every tensor kept, and the
     error is followed back from the end to the op at which it appears: there
     it grows eightfold or more in one step, instead of adding up over many. An
     op that picks or draws (topk, where, dropout) is no fault: one rounding
