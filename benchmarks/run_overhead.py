@@ -2,9 +2,10 @@
 
     python benchmarks/run_overhead.py [--steps 40]
 
-Prints, for plain steps of 50 ms and more, the median of the ratio of a watched step to the unwatched one
-next to it, and how long each took: the process's CPU time, which other load on the machine hardly
-lengthens. Nothing is examined: `ampdoctor run` does that in one step, and it takes seconds.
+Prints, for plain steps of 50 ms and more, the median of the ratio of a watched step to the plain one
+next to it, that of another plain step to the same one (how far from 1 noise alone takes it), and how
+long each took: the process's CPU time, which other load on the machine lengthens less than the clock's.
+Nothing is examined: `ampdoctor run` does that in one step, and it takes seconds.
 """
 
 from __future__ import annotations
@@ -72,26 +73,28 @@ def seconds(step: Callable[[], None]) -> float:
     return time.process_time() - started
 
 
-def measure(step: Callable[[], None], steps: int) -> tuple[float, float, float]:
-    """(median of the ratios, median watched, median unwatched), in seconds."""
+def measure(step: Callable[[], None], steps: int) -> tuple[float, float, float, float]:
+    """(median of the ratios, that of two plain steps, median watched, median plain); times in seconds."""
     recorder = Recorder("benchmark")
     capture = Capture(recorder, lambda *_: None, lambda _: None)
     for _ in range(3):
         step()
-    pairs = []
+    rounds = []
     for turn in range(steps):
+        order = ("watched", "plain", "again")
         times = {}
-        for watched in (True, False) if turn % 2 else (False, True):  # neither is always the second
-            if watched:
+        for kind in order[turn % 3 :] + order[: turn % 3]:  # none is always the last
+            if kind == "watched":
                 with LoopWatch(recorder, capture):
-                    times[watched] = seconds(step)
+                    times[kind] = seconds(step)
             else:
-                times[watched] = seconds(step)
-        pairs.append((times[True], times[False]))
+                times[kind] = seconds(step)
+        rounds.append(times)
     return (
-        statistics.median(a / b for a, b in pairs),
-        statistics.median(a for a, _ in pairs),
-        statistics.median(b for _, b in pairs),
+        statistics.median(t["watched"] / t["plain"] for t in rounds),
+        statistics.median(t["again"] / t["plain"] for t in rounds),
+        statistics.median(t["watched"] for t in rounds),
+        statistics.median(t["plain"] for t in rounds),
     )
 
 
@@ -102,8 +105,11 @@ def main() -> None:
     steps = parser.parse_args().steps
     torch.manual_seed(0)
     for make in (transformer, network, many_parameters):
-        ratio, watched, plain = measure(make(), steps)
-        print(f"{make.__name__:16} {ratio:.3f}  watched {1e3 * watched:.1f} ms, plain {1e3 * plain:.1f} ms")
+        ratio, noise, watched, plain = measure(make(), steps)
+        print(
+            f"{make.__name__:16} {ratio:.3f}  plain again {noise:.3f}  "
+            f"watched {1e3 * watched:.1f} ms, plain {1e3 * plain:.1f} ms"
+        )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ class OptimizerCalls:
         if not self._not_the_scripts:
             self.around.mode.muted = False
             self.around.turn_after_backward = None
-            self.recorder.book.kept(parameters_of(optimizer))
+            with self.around.aside():  # else each look at a gradient is taken for the script's
+                self.recorder.book.kept(parameters_of(optimizer))
 
     def scheduler(self, original: Any) -> Any:
         def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
