@@ -203,6 +203,18 @@ def test_recording_a_pass_waits_for_no_device(ask: Ask) -> None:
         assert run["counted"]["forward"] > 15 and run["counted"]["backward"] > 30
 
 
+def test_watching_a_loop_waits_for_no_device(ask: Ask) -> None:
+    """The first step is examined; so is a skipped one (the fourth), where torch itself reads that it is."""
+    alone, watched = ask("scenario", "waits_of_a_watched_loop")
+    assert alone["fused"]["waits"] == [0] * 6
+    assert alone["plain"]["waits"] == [1] * 6
+    assert watched["fused"]["waits"][1:] == [0] * 5
+    assert [watched["plain"]["waits"][i] for i in (1, 2, 4, 5)] == [1] * 4
+    for name in ("fused", "plain"):
+        assert watched[name]["skipped"] == [False, False, False, True, False, False]
+        assert watched[name]["finite"]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_two_ranks_of_a_ddp_run_each_see_their_own_values(device: str, library: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "HOST_CUDA": str(library), "OMP_NUM_THREADS": "1"}

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fake_pass
 import host_cuda
+from ampdoctor.api.script_run import Examiner, Wanted
 from ampdoctor.diagnose.engine import diagnose
+from ampdoctor.diagnose.policy import Policy
 from ampdoctor.errors import AmpDoctorError
 from ampdoctor.facts.training import ScalerSettings
+from ampdoctor.live.recorder import Recorder
+from ampdoctor.live.watch import LoopWatch
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.births.rerun import rerun_in_float64
 from ampdoctor.probe.plan import Plan
@@ -278,3 +284,68 @@ def split(device: str, first: str, second: str) -> Any:
 @scenario
 def two_devices() -> Any:
     return [split("cuda", "cuda:0", "cuda:1"), split("cpu", "cpu", "cpu")]
+
+
+# -- a loop that is watched
+
+
+class Waits(TorchDispatchMode):
+    """Counts the numbers that the host reads from the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        to_host = func is torch.ops.aten._to_copy.default and str((kwargs or {}).get("device")) == "cpu"
+        if (func is torch.ops.aten._local_scalar_dense.default or to_host) and args[0].device.type == "cuda":
+            self.found += 1
+        return func(*args, **(kwargs or {}))
+
+
+class ScaledSGD(torch.optim.SGD):
+    """Skips as fused optimizers do: on the device, by a product with ``found_inf``."""
+
+    _step_supports_amp_scaling = True
+    grad_scale: Tensor
+    found_inf: Tensor
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                step = (parameter.grad / self.grad_scale).nan_to_num(0.0, 0.0, 0.0) * (1 - self.found_inf)
+                parameter.sub_(self.param_groups[0]["lr"] * step)
+
+
+def waits(optimizer_type: Any, watched: bool) -> dict[str, Any]:
+    """How often the host waits in each of six steps, and which of them are skipped: the fourth is."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2).to("cuda")
+    optimizer, scaler = optimizer_type(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda", 1024.0)
+    x = torch.randn(3, 4).to("cuda")
+    counts = []
+    recorder = Recorder("loop.py")
+    examiner = Examiner(recorder, Wanted(), Policy())
+    with LoopWatch(recorder, examiner.capture) if watched else nullcontext():
+        for step in range(6):
+            with Waits() as mode:
+                optimizer.zero_grad()
+                loss = model(x * (float("inf") if step == 3 else 1.0)).square().mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            counts.append(mode.found)
+    timeline = recorder.trace().timeline
+    return {
+        "waits": counts,
+        "skipped": [moment.skipped for moment in timeline],
+        "finite": bool(model.weight.isfinite().all()),
+    }
+
+
+@scenario
+def waits_of_a_watched_loop() -> Any:
+    return [
+        {name: waits(kind, watched) for name, kind in (("fused", ScaledSGD), ("plain", torch.optim.SGD))}
+        for watched in (False, True)
+    ]
