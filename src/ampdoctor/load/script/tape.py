@@ -40,6 +40,8 @@ class Node:
     generation: int
     random: Drawn = ()
     """The generators' states before a root's call."""
+    differentiated: bool = False
+    """Something it made could be differentiated when it returned."""
     buffers: list[Saved] = field(default_factory=list)
     """Of a root, before its call."""
     refused: LoadError | None = None
@@ -124,9 +126,14 @@ class Tape:
     # -- looking back
 
     def ref(self, tensor: Tensor) -> Ref | None:
-        """The call that made the tensor; None for one that was not recorded."""
+        """The call that made the tensor; None for one that was not recorded.
+
+        What an ``autograd.Function`` returns was made inside it without a history, which comes after.
+        """
         there, ref = self._made.get(id(tensor), (None, None))
-        return ref if there is not None and there() is tensor else None
+        if there is None or ref is None or there() is not tensor:
+            return None
+        return ref if ref.node.differentiated or tensor.grad_fn is None else None
 
     def name(self, module: nn.Module) -> str:
         """What the script calls the root: the variable that holds it."""
@@ -169,6 +176,7 @@ class Tape:
 
     def _keep(self, node: Node, made: Any) -> None:
         for index, tensor in enumerate(tensors_in(made)):
+            node.differentiated |= tensor.grad_fn is not None
             if not isinstance(tensor, nn.Parameter):
                 self._made[id(tensor)] = (weakref.ref(tensor), Ref(node, index))
 
