@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.alone import alone
+from ampdoctor.probe.passes.alone import alone
 from ampdoctor.probe.passes.device import device_name
 from ampdoctor.probe.passes.one_pass import run_pass
 from ampdoctor.probe.passes.precision import candidate

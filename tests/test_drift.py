@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampdoctor.diagnose.report import Finding, Report
-from ampdoctor.probe.drift import _sample
+from ampdoctor.probe.births.drift import _sample
 from ampdoctor.scales.gradient_harm import without_noise
 from case_runner import candidate, scan, warnings_of
 

@@ -14,9 +14,9 @@ from ampdoctor.cli.main import run as command
 from ampdoctor.errors import ProbeError
 from ampdoctor.facts.training import torch_scaler
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.advance import advanced
-from ampdoctor.probe.fp32_training import fp32_training
 from ampdoctor.probe.plan import Plan
+from ampdoctor.probe.steps.advance import advanced
+from ampdoctor.probe.steps.fp32_training import fp32_training
 from ampdoctor.probe.train import train
 from case_runner import CASES, assert_same, snapshot
 

@@ -13,7 +13,7 @@ from ampdoctor.api.settings import Section, config_of, precision_section
 from ampdoctor.config import Config
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.load.live import live_workload
-from ampdoctor.probe.alone import alone_with_objects
+from ampdoctor.probe.passes.alone import alone_with_objects
 from ampdoctor.probe.scan import probe
 
 if TYPE_CHECKING:

@@ -200,7 +200,7 @@ def run_probe(
             check_paths(treatment, (path for path, _ in workload.model.named_modules()))
             request = treated(plan_of(settings), treatment)
             if after_steps:
-                from ampdoctor.probe.advance import advanced
+                from ampdoctor.probe.steps.advance import advanced
 
                 settings_then = torch_scaler(request.loss_scale)
                 workload, request = advanced(workload, request, settings_then, after_steps, progress)

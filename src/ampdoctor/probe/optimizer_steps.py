@@ -16,13 +16,13 @@ from ampdoctor.load.seeds import generators_of, seed_everything, states
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.second_look import SecondLook
-from ampdoctor.probe.fp32_training import fp32_training
-from ampdoctor.probe.optimizer_lane import Lane, NoStep, all_finite, spacing_of, wider
 from ampdoctor.probe.passes.isolation import isolated
 from ampdoctor.probe.passes.one_pass import take_step
 from ampdoctor.probe.passes.precision import Precision, candidate, reference
+from ampdoctor.probe.passes.stages import Progress
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.stages import Progress
+from ampdoctor.probe.steps.fp32_training import fp32_training
+from ampdoctor.probe.steps.optimizer_lane import Lane, NoStep, all_finite, spacing_of, wider
 from ampdoctor.probe.watch.location import ModuleStack, source_of
 from ampdoctor.probe.watch.locator import Locator
 from ampdoctor.probe.watch.observer import Observer

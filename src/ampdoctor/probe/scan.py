@@ -21,24 +21,24 @@ from ampdoctor.facts.trace import (
     Trace,
 )
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.alone import alone
-from ampdoctor.probe.alternatives import with_alternatives
 from ampdoctor.probe.births.bad_tensors import bad_tensors
 from ampdoctor.probe.births.by_design import only_as_in_reference
 from ampdoctor.probe.births.closer_look import CloserLook, where_raised
-from ampdoctor.probe.drift import find_drift
-from ampdoctor.probe.environment import environment_of
-from ampdoctor.probe.observer_effect import effect_of_recording
+from ampdoctor.probe.births.drift import find_drift
 from ampdoctor.probe.optimizer_steps import optimizer_steps
+from ampdoctor.probe.passes.alone import alone
 from ampdoctor.probe.passes.comparison import Comparison
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
+from ampdoctor.probe.passes.environment import environment_of
 from ampdoctor.probe.passes.isolation import refuse_without_values
 from ampdoctor.probe.passes.kept_pass import KeptPass
+from ampdoctor.probe.passes.observer_effect import effect_of_recording
 from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.passes.precision import Precision, candidate, reference
+from ampdoctor.probe.passes.stages import Progress, Stages
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.scale_search import ScaleSearch
-from ampdoctor.probe.stages import Progress, Stages
+from ampdoctor.probe.trials.alternatives import with_alternatives
+from ampdoctor.probe.trials.scale_search import ScaleSearch
 from ampdoctor.probe.watch.module_records import module_records
 from ampdoctor.probe.watch.nonfinite import has_nonfinite
 from ampdoctor.probe.watch.observer import Observer

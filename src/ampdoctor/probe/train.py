@@ -17,19 +17,19 @@ from ampdoctor.facts.training import ScalerRun, ScalerSettings, StepRecord
 from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.traceback import user_traceback
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.alone import alone
 from ampdoctor.probe.births.bad_tensors import batch_size
 from ampdoctor.probe.births.birth_facts import Seen, describe_births
 from ampdoctor.probe.births.second_look import SecondLook
-from ampdoctor.probe.environment import environment_of
-from ampdoctor.probe.fp32_training import fp32_training
-from ampdoctor.probe.overflow_scale import CeilingWatch, StepCeiling
+from ampdoctor.probe.passes.alone import alone
 from ampdoctor.probe.passes.device import choose_device, grad_scaler
+from ampdoctor.probe.passes.environment import environment_of
 from ampdoctor.probe.passes.isolation import isolated, refuse_without_values, working_copy
 from ampdoctor.probe.passes.one_pass import MakeObserver, Run, take_step
 from ampdoctor.probe.passes.precision import candidate
+from ampdoctor.probe.passes.stages import Progress, Stages
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.stages import Progress, Stages
+from ampdoctor.probe.steps.fp32_training import fp32_training
+from ampdoctor.probe.trials.overflow_scale import CeilingWatch, StepCeiling
 from ampdoctor.probe.watch.location import ModuleStack
 
 _LOWEST = -24

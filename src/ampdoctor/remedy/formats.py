@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampdoctor.facts.floats import FLOAT16, FLOAT_FORMATS, FloatFormat
-from ampdoctor.probe.format_ranges import Ranges, Values
 from ampdoctor.probe.passes.module_formats import matches, scaling_of
 from ampdoctor.probe.plan import ModuleFormats
+from ampdoctor.probe.trials.format_ranges import Ranges, Values
 from ampdoctor.remedy.ddmin import ddmin
 from ampdoctor.scales.powers_of_two import HIGHEST_RECOMMENDED, ceiling_of
 

@@ -16,12 +16,12 @@ from ampdoctor.errors import memory_runs_out
 from ampdoctor.facts.floats import FLOAT32
 from ampdoctor.facts.trace import Pass, Trace
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.format_ranges import ranges_of
-from ampdoctor.probe.part_ceilings import Ceilings, base_scale
+from ampdoctor.probe.passes.stages import Progress, Stages
 from ampdoctor.probe.plan import ModuleFormats, Plan, ScaledModule, WideModule
 from ampdoctor.probe.scan import probe
-from ampdoctor.probe.stages import Progress, Stages
-from ampdoctor.probe.trials import LOWER_SCALES, Trials
+from ampdoctor.probe.trials.format_ranges import ranges_of
+from ampdoctor.probe.trials.part_ceilings import Ceilings, base_scale
+from ampdoctor.probe.trials.short_runs import LOWER_SCALES, Trials
 from ampdoctor.remedy.cost import flops_by_module, share_of
 from ampdoctor.remedy.findings import remedied
 from ampdoctor.remedy.formats import choices, narrowest, uses_fp16_gradients, with_patterns

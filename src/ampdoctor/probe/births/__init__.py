@@ -1,1 +1,1 @@
-"""The second look: where non-finite values are born, and what FP32 holds at the same places."""
+"""Where non-finite values are born, and where finite ones part from what FP32 holds at the same places."""

@@ -11,7 +11,7 @@ from ampdoctor.probe.passes.buffers import compare_buffers
 from ampdoctor.probe.passes.gradients import compare_gradients, output_error
 from ampdoctor.probe.passes.one_pass import Run
 from ampdoctor.probe.passes.reference_noise import reference_errors
-from ampdoctor.probe.stages import Progress
+from ampdoctor.probe.passes.stages import Progress
 from ampdoctor.scales.drift import OUTCOME_ERROR
 from ampdoctor.scales.gradient_harm import LOST_ERROR, that_train
 

@@ -12,8 +12,8 @@ from ampdoctor.probe.passes.device import choose_device
 from ampdoctor.probe.passes.isolation import isolated
 from ampdoctor.probe.passes.one_pass import take_step
 from ampdoctor.probe.passes.precision import reference
+from ampdoctor.probe.passes.stages import Progress
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.stages import Progress
 from ampdoctor.probe.watch.location import ModuleStack
 from ampdoctor.probe.watch.unrecorded import Absent
 

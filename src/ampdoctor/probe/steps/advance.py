@@ -13,13 +13,13 @@ from ampdoctor.facts.training import ScalerSettings
 from ampdoctor.load.seeds import seed_everything
 from ampdoctor.load.traceback import user_traceback
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.alone import alone
+from ampdoctor.probe.passes.alone import alone
 from ampdoctor.probe.passes.device import choose_device, grad_scaler
 from ampdoctor.probe.passes.isolation import isolated, refuse_without_values
 from ampdoctor.probe.passes.one_pass import take_step
 from ampdoctor.probe.passes.precision import candidate
+from ampdoctor.probe.passes.stages import Progress, Stages
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.stages import Progress, Stages
 from ampdoctor.probe.watch.location import ModuleStack
 from ampdoctor.probe.watch.unrecorded import Unrecorded
 

@@ -11,8 +11,8 @@ from ampdoctor.probe.passes.comparison import Comparison
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
 from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.passes.precision import candidate, reference
+from ampdoctor.probe.passes.stages import Progress
 from ampdoctor.probe.plan import Plan
-from ampdoctor.probe.stages import Progress
 from ampdoctor.probe.watch.unrecorded import Unrecorded
 
 LOWER_SCALES = (4096.0, 256.0, 16.0, 1.0)

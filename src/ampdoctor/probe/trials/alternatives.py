@@ -9,11 +9,11 @@ from ampdoctor.facts.alternatives import AlternativeKind, AlternativeRun
 from ampdoctor.facts.trace import Pass, Trace
 from ampdoctor.facts.words import CASTS_WEIGHTS
 from ampdoctor.load.workload import Workload
-from ampdoctor.probe.part_ceilings import Ceilings, base_scale
 from ampdoctor.probe.passes.scaled_parts import shares_parameters
+from ampdoctor.probe.passes.stages import Progress
 from ampdoctor.probe.plan import Plan, ScaledModule, WideModule
-from ampdoctor.probe.stages import Progress
-from ampdoctor.probe.trials import LOWER_SCALES, Trials
+from ampdoctor.probe.trials.part_ceilings import Ceilings, base_scale
+from ampdoctor.probe.trials.short_runs import LOWER_SCALES, Trials
 from ampdoctor.scales.gradient_harm import GRADIENT_ERROR, harmed, without_noise
 from ampdoctor.scales.powers_of_two import LOWEST, limiting
 from ampdoctor.scales.reading import ScaleReading, read_scales

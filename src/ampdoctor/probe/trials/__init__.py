@@ -1,0 +1,1 @@
+"""Other scales, precisions and plans, tried by short runs of the same work."""
