@@ -10,7 +10,7 @@ from ampdoctor.diagnose.rules import RULES
 from ampdoctor.diagnose.waivers import Waiver
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.scaler_policies import GRAD_SCALER_START
-from ampdoctor.facts.words import Scaler
+from ampdoctor.facts.words import AS_BUILT, Scaler
 from ampdoctor.gate.rules import LIMIT_NAMES, GateRules, Limit
 from ampdoctor.probe.plan import Plan
 
@@ -44,7 +44,7 @@ def scale_of(precision: PrecisionSection) -> tuple[float, Scaler]:
         return wanted, "fixed"
     if wanted != "dynamic":
         return wanted.dynamic, "dynamic"
-    if precision.dtype == "bfloat16" or precision.mode == "none":
+    if precision.dtype == "bfloat16" or precision.mode in AS_BUILT:
         return 1.0, "none"
     return GRAD_SCALER_START, "dynamic"
 

@@ -14,9 +14,10 @@ from ampdoctor.api.request import plan_of
 from ampdoctor.api.script_capture import Capture, Captured
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.policy import Policy
-from ampdoctor.diagnose.run_report import Examined, RunReport, Why, run_report
+from ampdoctor.diagnose.run_report import Examined, RunReport, run_report
 from ampdoctor.errors import AmpDoctorError
 from ampdoctor.facts.trace import Trace
+from ampdoctor.facts.words import Examination
 from ampdoctor.live.recorder import Draft, Recorder
 from ampdoctor.live.watch import LoopWatch
 from ampdoctor.load.script.buffers import put_back
@@ -114,7 +115,7 @@ class Examiner:
             return False
         return not math.isfinite(float(norm))
 
-    def _examine(self, captured: list[Captured], why: Why, ended: bool = False) -> bool:
+    def _examine(self, captured: list[Captured], why: Examination, ended: bool = False) -> bool:
         """There is something to show. A scale that was too high for a step is not: a scaler is for that.
 
         Unless the script has ``ended``, and there was no other step.

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-SEVERITIES = ("error", "warning", "info")
+from ampdoctor.facts.words import SEVERITIES
 
 _LONGEST_NAME = 255
 """Bytes of one name, on every common file system."""

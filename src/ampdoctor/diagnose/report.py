@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ampdoctor.diagnose.amounts import NOTHING, Amounts
 from ampdoctor.diagnose.gate_result import Accepted, GateResult, WaiverState
@@ -15,7 +15,7 @@ from ampdoctor.facts.histogram import ExponentHistogram
 from ampdoctor.facts.plain import to_json
 from ampdoctor.facts.site import Source
 from ampdoctor.facts.trace import OperandFact, Step, ZeroOrigin
-from ampdoctor.facts.words import Cause, NotSearched, Phase, Severity, Value, Verdict
+from ampdoctor.facts.words import Cause, NotFixed, NotSearched, Phase, Severity, Value, Verdict
 
 SCHEMA = "ampdoctor.report/1"
 
@@ -221,7 +221,7 @@ class LossScale:
     alternatives: tuple[Mapping[str, Any], ...] = ()
     """Where no scale works: what would help, the window it is predicted to give, and its ``run``: {works,
     loss_scale, factor}; None where it was not run."""
-    scaler: Literal["dynamic", "none"] | None = None
+    scaler: NotFixed | None = None
     """None: a fixed scale."""
     skips: int | None = None
     """Steps that a dynamic scaler skips until it settles; None where it does not, and for other scalers."""

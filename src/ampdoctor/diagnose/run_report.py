@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.loop.rules import LOOP_RULES, OF_BOTH
@@ -14,11 +14,9 @@ from ampdoctor.diagnose.unmeasured import unmeasured
 from ampdoctor.diagnose.wording import count_words
 from ampdoctor.facts.loop import LoopTrace, Moment
 from ampdoctor.facts.plain import to_json
+from ampdoctor.facts.words import SEVERITIES, Examination
 
 SCHEMA = "ampdoctor.run/1"
-Why = Literal["first complete step", "asked for", "not finite"]
-"""Why a step was examined."""
-_SEVERITIES = ("error", "warning", "info")
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Examined:
     """One step that was run again in both precisions."""
 
     step: int
-    why: Why
+    why: Examination
     name: str
     """Of the loss, where a step has several: the variable or line of its backward."""
     report: Report
@@ -54,7 +52,7 @@ class RunReport:
     def all_findings(self) -> tuple[Finding, ...]:
         """The loop's and those of the examined steps, errors first."""
         everything = [*self.findings, *(f for e in self.examined for f in e.report.findings)]
-        return tuple(sorted(everything, key=lambda f: _SEVERITIES.index(f.severity)))
+        return tuple(sorted(everything, key=lambda f: SEVERITIES.index(f.severity)))
 
     @property
     def sound(self) -> bool:
@@ -128,14 +126,14 @@ class RunReport:
         if not reports:
             reports = [unmeasured(self.script, self.headline.rest, "not-measured", self.tool_version)]
         first = reports[0]
-        merged = sorted((*self.findings, *first.findings), key=lambda f: _SEVERITIES.index(f.severity))
+        merged = sorted((*self.findings, *first.findings), key=lambda f: SEVERITIES.index(f.severity))
         return (replace(first, findings=tuple(merged)), *reports[1:])
 
 
 def diagnose_loop(trace: LoopTrace, policy: Policy) -> tuple[Finding, ...]:
     """What the loop's rules found, errors first."""
     found = [f for rule in (*LOOP_RULES, *OF_BOTH) if policy.applies(rule.code) for f in rule.check(trace)]
-    return tuple(sorted(found, key=lambda f: _SEVERITIES.index(f.severity)))
+    return tuple(sorted(found, key=lambda f: SEVERITIES.index(f.severity)))
 
 
 def run_report(

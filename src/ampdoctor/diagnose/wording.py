@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ampdoctor.facts.site import Source
 from ampdoctor.facts.trace import Step
-from ampdoctor.facts.words import Mode
+from ampdoctor.facts.words import AS_BUILT, Mode
 
 FORMAT_NAMES = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}
 TOP_LEVEL = "top-level code"
@@ -21,7 +21,7 @@ def format_name(dtype: str) -> str:
 
 def in_mode(precision: str, mode: Mode) -> str:
     """``float16 autocast``; the precision alone where the model runs as it was built."""
-    return precision if mode == "none" else f"{precision} {mode}"
+    return precision if mode in AS_BUILT else f"{precision} {mode}"
 
 
 def number(value: float | None) -> str:
@@ -46,14 +46,19 @@ def scale(value: float) -> str:
     if value > 0 and math.isfinite(value) and (value < 1 or value >= 1e7):
         exponent = math.log2(value)
         if exponent.is_integer():
-            return f"2^{int(exponent)}"
+            return two_to(int(exponent))
     return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else number(value)
+
+
+def two_to(exponent: int) -> str:
+    """``2^14``."""
+    return f"2^{exponent}"
 
 
 def power(value: float) -> str:
     """``2^14``: in a window the exponent is what one compares. What is no power of two stays a number."""
     mantissa, exponent = math.frexp(value)
-    return f"2^{exponent - 1}" if mantissa == 0.5 else scale(value)
+    return two_to(exponent - 1) if mantissa == 0.5 else scale(value)
 
 
 def settling_words(skips: int, at: float) -> str:

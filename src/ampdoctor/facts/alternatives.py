@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-AlternativeKind = Literal["bfloat16", "module-in-fp32", "module-scaled-apart"]
+from ampdoctor.facts.words import AlternativeKind
 
 
 @dataclass(frozen=True)

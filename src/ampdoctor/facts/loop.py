@@ -4,39 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ampdoctor.facts.site import Source
-
-EventKind = Literal[
-    "forward",
-    "scale",
-    "backward",
-    "grad",
-    "unscale",
-    "scaler_step",
-    "optimizer_step",
-    "update",
-    "zero_grad",
-    "clip",
-    "scheduler",
-    "autocast_enter",
-    "autocast_exit",
-    "save",
-    "load",
-    "read_scale",
-    "read_gradient",
-    "read_scaled",
-    "penalty",
-    "parameter_changed",
-    "cast",
-    "decay",
-    "constant",
-]
-
-GradientKind = Literal["raw", "scaled", "unscaled", "overdivided", "mixed", "edited"]
-"""How a parameter's gradient stands: of a backward without a loss scale; multiplied by one; divided by it
-again; divided though it held none; of terms at different scales; changed by the script itself."""
+from ampdoctor.facts.words import EventKind, GradientKind
 
 
 @dataclass(frozen=True)

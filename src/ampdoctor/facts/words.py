@@ -16,6 +16,8 @@ AUTOCASTS: frozenset[Mode] = frozenset(("autocast",))
 """Modes in which forward runs under autocast."""
 CASTS_WEIGHTS: frozenset[Mode] = frozenset(("half",))
 """Modes in which weights, buffers and batch are cast before anything runs."""
+AS_BUILT: frozenset[Mode] = frozenset(("none",))
+"""Modes that change nothing of the model: what it casts or autocasts itself is all there is."""
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 """The kinds of devices whose autocast is followed where the user's code opens it."""
@@ -36,6 +38,9 @@ nothing needs one; no gradient is of low precision; a search was not asked for."
 
 Scaler = Literal["dynamic", "fixed", "none"]
 """What sets the loss scale: a GradScaler that halves it at each infinity; the user, once for all; nothing."""
+
+NotFixed = Literal["dynamic", "none"]
+"""The same in a report, which says nothing of a fixed one."""
 
 Phase = Literal["forward", "backward", "optimizer"]
 """What a step is doing when an op runs."""
@@ -67,6 +72,48 @@ DriftKind = Literal["stale-cast", "large-argument", "difference", "long-sum", "c
 """What the op does at which finite values part from the reference's: reads a cast of a weight that was
 changed since; takes a periodic function of a large number; subtracts nearly equal numbers; adds up; picks or
 draws (one rounding turns a choice over); anything else."""
+
+AlternativeKind = Literal["bfloat16", "module-in-fp32", "module-scaled-apart"]
+"""What was changed to see whether it helps where no loss scale works."""
+
+# ---------------------------------------------------------------- what a script's loop did
+
+EventKind = Literal[
+    "forward",
+    "scale",
+    "backward",
+    "grad",
+    "unscale",
+    "scaler_step",
+    "optimizer_step",
+    "update",
+    "zero_grad",
+    "clip",
+    "scheduler",
+    "autocast_enter",
+    "autocast_exit",
+    "save",
+    "load",
+    "read_scale",
+    "read_gradient",
+    "read_scaled",
+    "penalty",
+    "parameter_changed",
+    "cast",
+    "decay",
+    "constant",
+]
+"""What a loop does around its steps."""
+
+GradientKind = Literal["raw", "scaled", "unscaled", "overdivided", "mixed", "edited"]
+"""How a parameter's gradient stands: of a backward without a loss scale; multiplied by one; divided by it
+again; divided though it held none; of terms at different scales; changed by the script itself."""
+
+Carrier = Literal["gradient", "penalty", "loss"]
+"""What a value with the scale in it was computed from; ``penalty``: gradients that have a graph."""
+
+Examination = Literal["first complete step", "asked for", "not finite"]
+"""Why a step was examined."""
 
 # ---------------------------------------------------------------- what is thought of it
 
@@ -107,3 +154,11 @@ WaiverUse = Literal["used", "unused", "expired"]
 
 GateStatus = Literal["passed", "failed", "not-measured", "unusable"]
 """What a gate says of one config."""
+
+# ---------------------------------------------------------------- what cures it
+
+TreatmentKind = Literal["loss-scale", "fp32", "scale-per-part", "formulation", "bf16", "formats"]
+"""What a treatment changes."""
+
+IslandOutput = Literal["fp32", "cast"]
+"""What becomes of the outputs of modules that run in FP32: they stay so, or are cast back."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ampdoctor.facts.loop import GradientKind
+from ampdoctor.facts.words import GradientKind
 
 
 @dataclass

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampdoctor.facts.loop import Event, EventKind, LoopTrace, Moment
+from ampdoctor.facts.loop import Event, LoopTrace, Moment
+from ampdoctor.facts.words import EventKind
 from ampdoctor.live.gradients import GradientBook
 from ampdoctor.live.lines import Stack, condition_of, loop_line, user_stack
 from ampdoctor.probe.watch.location import source_of

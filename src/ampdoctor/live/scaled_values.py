@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
-Carrier = Literal["gradient", "penalty", "loss"]
-"""What a value with the scale in it was computed from; ``penalty``: gradients that have a graph."""
+from ampdoctor.facts.words import Carrier
 
 READS = ("item", "tolist", "__float__", "__format__", "__repr__", "__str__")
 """Calls that make a number, or text, of a tensor."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.amp import GradScaler
 
-from ampdoctor.facts.loop import GradientKind
+from ampdoctor.facts.words import GradientKind
 from ampdoctor.live.around import Around, autocast_dtype_of, dtypes_of, parameters_of
 from ampdoctor.live.recorder import Draft, found_inf_of, scale_of
 

@@ -27,7 +27,7 @@ from ampdoctor.probe.watch.location import ModuleStack, source_of
 from ampdoctor.probe.watch.locator import Locator
 from ampdoctor.probe.watch.observer import Observer
 from ampdoctor.probe.watch.own_casts import CastsWidened, OwnCasts
-from ampdoctor.probe.watch.parameter_writes import ParameterWrites, Write
+from ampdoctor.probe.watch.parameter_writes import ParameterWrites
 from ampdoctor.probe.watch.unrecorded import Unrecorded
 from ampdoctor.scales.powers_of_two import LOW_PRECISION
 
@@ -86,8 +86,8 @@ class _Steps:
     """Of each step: parameter -> elements that move, and those of them that stay here."""
     bad: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Parameter -> elements that the last step made NaN, and inf."""
-    writes: dict[str, tuple[list[Write], list[Write]]] = field(default_factory=dict)
-    """Parameter -> what one step writes to it, here and in FP32."""
+    writes: tuple[ParameterWrites, ParameterWrites] | None = None
+    """What one step writes to each parameter, here and in FP32."""
     start: dict[str, Tensor] = field(default_factory=dict)
     moved: dict[str, Tensor] = field(default_factory=dict)
     """Of the last step: the elements of each parameter that move..."""
@@ -160,24 +160,21 @@ class _Steps:
         self.low.step(gradients, watch, "")
         self.draws |= not torch.equal(generators, _generators(self.precision.device))
         self.exact.step(exact_gradients, exact_watch, ", on FP32 weights,")
-        if isinstance(watch, ParameterWrites) and isinstance(exact_watch, ParameterWrites):
-            for name, writes in watch.writes.items():
-                self.writes[name] = writes, exact_watch.writes.get(name, [])
-        if isinstance(watch, SecondLook):
-            self.look = watch
         return self._count(step, gradients)
 
     def _watches(self, step: int) -> tuple[Observer, AbstractContextManager[Any]]:
         """What looks on while each optimizer steps."""
         if step == self.look_at:
-            return SecondLook(self.locator, self.precision), nullcontext()
+            self.look = SecondLook(self.locator, self.precision)
+            return self.look, nullcontext()
         if not self.rounds:
             return self.casts, self._without_casts()
         if step == min(1, self.plan.optimizer_steps - 1):  # The second: the state is there.
-            return (
+            self.writes = (
                 ParameterWrites(self.locator, self.precision, self.low.data),
                 ParameterWrites(self.locator, self.exact_precision, self.exact.data),
             )
+            return self.writes
         return Unrecorded(self.locator, self.precision), nullcontext()
 
     def _without_casts(self) -> AbstractContextManager[Any]:
@@ -263,7 +260,7 @@ class _Steps:
 
     def _parts(self, name: str) -> tuple[UpdatePart, ...]:
         """The writes of the step that was looked at, where both optimizers made the same several."""
-        ours, exact = self.writes.get(name, ([], []))
+        ours, exact = ([], []) if self.writes is None else (w.writes.get(name, []) for w in self.writes)
         if len(ours) < 2 or [w.op for w in ours] != [w.op for w in exact]:
             return ()
         return tuple(
@@ -279,7 +276,7 @@ def _destroyed(steps: _Steps, facts: OptimizerStep) -> OptimizerStep:
     """The facts of steps that destroyed weights, with the op that did, and whether FP32 training does."""
     last = len(steps.counts) - 1
     again = replace(
-        steps, look_at=last, counts=[], bad={}, writes={}, start={}, moved={}, before=({}, {}), stopped=""
+        steps, look_at=last, counts=[], bad={}, writes=None, start={}, moved={}, before=({}, {}), stopped=""
     )
     again.run()
     birth: Birth | None = None

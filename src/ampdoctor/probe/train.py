@@ -24,7 +24,7 @@ from ampdoctor.probe.passes.alone import alone
 from ampdoctor.probe.passes.device import choose_device, grad_scaler
 from ampdoctor.probe.passes.environment import environment_of
 from ampdoctor.probe.passes.isolation import isolated, refuse_without_values, working_copy
-from ampdoctor.probe.passes.one_pass import MakeObserver, Run, take_step
+from ampdoctor.probe.passes.one_pass import MakeObserver, Run, RunOf, Watch, take_step
 from ampdoctor.probe.passes.precision import candidate
 from ampdoctor.probe.passes.stages import Progress, Stages
 from ampdoctor.probe.plan import Plan
@@ -145,7 +145,7 @@ class _Training:
         self._refuse_failure(run, step)
         if run.interrupted:
             return None
-        seen = _ceiling_of(run, scale)
+        seen = run.observer.read(scale)
         bad = self._bad(run)
         if not self._unscaled():
             return None
@@ -170,7 +170,7 @@ class _Training:
     def _batch(self, step: int) -> int:
         return step % len(self.workload.batches)
 
-    def _take(self, step: int, scale: float, make: MakeObserver) -> Run:
+    def _take(self, step: int, scale: float, make: MakeObserver[Watch]) -> RunOf[Watch]:
         """Forward, loss and scaled backward of a step, from its own seed."""
         precision = replace(self.precision, loss_scale=scale)
 
@@ -242,7 +242,7 @@ class _Again:
     buffers: list[Tensor]
     """As they were before the step."""
 
-    def take(self, scale: float, make: MakeObserver) -> Run:
+    def take(self, scale: float, make: MakeObserver[Watch]) -> RunOf[Watch]:
         """The step's forward and backward at another loss scale."""
         training = self.training
         model, batch = training.workload.model, training.workload.batches[training._batch(self.step)]
@@ -281,7 +281,7 @@ class _Again:
             raise KeyboardInterrupt
         if run.raised is not None or not run.backward_ran or self.training._bad(run):
             return None
-        return _at_least(_ceiling_of(run, scale).ceiling, scale)
+        return _at_least(run.observer.read(scale).ceiling, scale)
 
     def cause(self, scale: float) -> Birth | None:
         """The first birth that reaches a gradient."""
@@ -289,18 +289,11 @@ class _Again:
         if run.interrupted:
             raise KeyboardInterrupt
         look = run.observer
-        assert isinstance(look, SecondLook)
         batch = self.training._batch(self.step)
         size = batch_size(self.training.workload.batches[batch])
         births = describe_births([Seen(look, batch, size, scale, look.births)], {}, None)
         reaching = [b for b in births if b.reaches_gradients or b.reaches_loss]
         return min(reaching, key=lambda b: (b.origin == "declared", b.order), default=None)
-
-
-def _ceiling_of(run: Run, scale: float) -> StepCeiling:
-    watch = run.observer
-    assert isinstance(watch, CeilingWatch)
-    return watch.read(scale)
 
 
 def _at_least(ceiling: int, scale: float) -> int:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ampdoctor.diagnose.wording import listing, number, place, scale, source_place
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.site import Source
+from ampdoctor.facts.words import IslandOutput
 from ampdoctor.probe.plan import LineChange, ModuleFormats
 
 FORMAT_NAMES = {
     "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32",
 }  # fmt: skip
 """{name in a plan and in a table: the format}"""
-Output = Literal["fp32", "cast"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class TreatmentPlan:
     """``bfloat16``: the low precision of everything; None leaves it as configured."""
     fp32: tuple[str, ...] = ()
     """Paths of modules that run in FP32, with all inside them; '' is the whole model."""
-    output: Output = "fp32"
+    output: IslandOutput = "fp32"
     """Those modules' outputs stay FP32, or are cast back to the low precision."""
     loss_fp32: bool = False
     """What is outside the model's modules, the loss, runs in FP32: autocast is around the model only."""

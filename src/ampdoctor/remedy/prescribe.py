@@ -15,6 +15,7 @@ from ampdoctor.diagnose.wording import scale as scale_words
 from ampdoctor.errors import memory_runs_out
 from ampdoctor.facts.floats import FLOAT32
 from ampdoctor.facts.trace import Pass, Trace
+from ampdoctor.facts.words import CASTS_WEIGHTS, IslandOutput, TreatmentKind
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.stages import Progress, Stages
 from ampdoctor.probe.plan import ModuleFormats, Plan, ScaledModule, WideModule
@@ -29,9 +30,9 @@ from ampdoctor.remedy.formulations import formulations
 from ampdoctor.remedy.islands import NEVER_CALLED, is_minimal, module_tree, smallest_islands
 from ampdoctor.remedy.judge import fails_in_fp32, what_fails
 from ampdoctor.remedy.parts import fewest_parts
-from ampdoctor.remedy.plan import Output, TreatmentPlan, change_words
+from ampdoctor.remedy.plan import TreatmentPlan, change_words
 from ampdoctor.remedy.plan_file import plan_text
-from ampdoctor.remedy.prescription import Attempt, Cost, Kind, Prescription, Treatment
+from ampdoctor.remedy.prescription import Attempt, Cost, Prescription, Treatment
 from ampdoctor.remedy.proof import proof_of, proof_of_scan
 
 BUDGET = 200
@@ -142,7 +143,7 @@ class _Search:
         self._bf16()
         self.treatments.sort(key=_rank)
 
-    def _within_budget(self, kind: Kind, what: str, search: Callable[[], None]) -> None:
+    def _within_budget(self, kind: TreatmentKind, what: str, search: Callable[[], None]) -> None:
         try:
             search()
         except BudgetSpent:
@@ -201,7 +202,9 @@ class _Search:
         module = fault.module if fault is not None else ""
         guesses = [] if fault is None or not module else [module, module.rpartition(".")[0]]
         # FP32 outputs meet FP32 weights under autocast; half weights want half inputs.
-        outputs: tuple[Output, ...] = ("cast", "fp32") if self.plan.mode == "half" else ("fp32", "cast")
+        outputs: tuple[IslandOutput, ...] = (
+            ("cast", "fp32") if self.plan.mode in CASTS_WEIGHTS else ("fp32", "cast")
+        )
         starts = [(output, loss) for loss in (False, True) for output in outputs]
         if not module:
             starts.insert(0, ("fp32", True))  # the code that is not in any module may be the loss alone
@@ -290,7 +293,7 @@ class _Search:
 
     def _prove(
         self,
-        kind: Kind,
+        kind: TreatmentKind,
         what: str,
         plan: TreatmentPlan,
         flops: float | None,

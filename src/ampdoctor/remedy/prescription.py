@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.facts.environment import Environment
 from ampdoctor.facts.plain import to_json
-from ampdoctor.facts.words import Verdict
+from ampdoctor.facts.words import TreatmentKind, Verdict
 from ampdoctor.remedy.plan import TreatmentPlan
 
 SCHEMA = "ampdoctor.prescription/1"
-
-Kind = Literal["loss-scale", "fp32", "scale-per-part", "formulation", "bf16", "formats"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Cost:
 class Treatment:
     """One change that cures, proven."""
 
-    kind: Kind
+    kind: TreatmentKind
     plan: TreatmentPlan
     proof: Proof
     cost: Cost
@@ -59,7 +57,7 @@ class Treatment:
 class Attempt:
     """What was run and does not cure."""
 
-    kind: Kind
+    kind: TreatmentKind
     what: str
     why: str
 

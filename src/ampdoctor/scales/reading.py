@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ampdoctor.facts.alternatives import AlternativeKind, AlternativeRun
+from ampdoctor.facts.alternatives import AlternativeRun
 from ampdoctor.facts.floats import BFLOAT16, FloatFormat
 from ampdoctor.facts.trace import ScaleRun, Trace
+from ampdoctor.facts.words import AlternativeKind
 from ampdoctor.scales.gradient_harm import harmed
 from ampdoctor.scales.powers_of_two import (
     HIGHEST,

@@ -8,9 +8,9 @@ from typing import Any
 
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.wording import scale
-from ampdoctor.facts.loop import Event, EventKind, LoopTrace
+from ampdoctor.facts.loop import Event, LoopTrace
 from ampdoctor.facts.site import Source
-from ampdoctor.facts.words import Severity
+from ampdoctor.facts.words import EventKind, Severity
 
 
 @dataclass(frozen=True)

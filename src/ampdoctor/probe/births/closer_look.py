@@ -45,8 +45,6 @@ class CloserLook:
         """
         self.counted = self.seen
         look = self._look(self.precision)
-        if look is None:
-            return []
         self.counted = replace(self.seen, sites=tuple(_with_counts(r, look.exact) for r in self.seen.sites))
         index, size = self.seen.batch, batch_size(self.workload.batches[self.seen.batch])
         seen = [Seen(look, index, size, self.precision.loss_scale, look.births)]
@@ -54,10 +52,9 @@ class CloserLook:
         if high and depends_on_scale(look.births) and not self.interrupted:
             # A scale that is too high overflows before the real fault shows: look at a low one first.
             root = self._look(replace(self.precision, loss_scale=ROOT_SCALE))
-            if root is not None:
-                reach_as_at(look.births, root.births)
-                births = [b for b in root.births if b.in_phase("backward")]
-                seen.append(Seen(root, index, size, ROOT_SCALE, births))
+            reach_as_at(look.births, root.births)
+            births = [b for b in root.births if b.in_phase("backward")]
+            seen.append(Seen(root, index, size, ROOT_SCALE, births))
         by_site: dict[Site, list[Newborn]] = collections.defaultdict(list)
         for birth in (birth for item in seen for birth in item.births):
             if birth.site is not None:
@@ -68,14 +65,13 @@ class CloserLook:
                 self.workload, self.workload.batches[index], self.reference, self.seed,
                 lambda locator, precision: ReferenceWatch(locator, precision, by_site),
             )  # fmt: skip
-            assert isinstance(watch.observer, ReferenceWatch)
             twins = watch.observer.twins
             self.interrupted |= watch.interrupted
         # The look's own run is over: what the model holds now is what its user built.
         blame_the_cast(look.births, self.workload.model)
         return [_without_false_samples(fact) for fact in describe_births(seen, twins, exact)]
 
-    def _look(self, precision: Precision) -> SecondLook | None:
+    def _look(self, precision: Precision) -> SecondLook:
         batch = self.workload.batches[self.seen.batch]
         run = run_pass(self.workload, batch, precision, self.seed, SecondLook)
         self.interrupted |= run.interrupted
@@ -86,7 +82,7 @@ class CloserLook:
                 f"{where_raised(run.raised)}; report it as a bug of ampdoctor's",
                 run.raised.traceback,
             )
-        return run.observer if isinstance(run.observer, SecondLook) else None
+        return run.observer
 
 
 def where_raised(raised: Raised) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,16 +35,17 @@ from ampdoctor.probe.watch.user_functions import watched_functions
 __ampdoctor_calls_user_code__ = True
 """The user's lines end at frames of this module; see ``watch.location``."""
 
-MakeObserver = Callable[[Locator, Precision], Observer]
+Watch = TypeVar("Watch", bound=Observer, covariant=True)
+MakeObserver = Callable[[Locator, Precision], Watch]
 """Mostly an observer's class."""
 
 
 @dataclass
-class Run:
-    """What one pass left behind, tensors included."""
+class RunOf(Generic[Watch]):
+    """What one pass left behind, tensors included, and the observer that saw it."""
 
     precision: Precision
-    observer: Observer
+    observer: Watch
     modules: ModuleStack
     loss: Tensor | None = None
     """The unscaled loss, detached; None where there is none."""
@@ -71,14 +72,18 @@ class Run:
         return self.outputs if self.loss is None else (self.loss,)
 
 
+Run = RunOf[Observer]
+"""A pass, whoever watched it."""
+
+
 def run_pass(
     workload: Workload,
     batch: Any,
     precision: Precision,
     seed: int,
-    make_observer: MakeObserver,
+    make_observer: MakeObserver[Watch],
     lower_scales: Sequence[float] = (),
-) -> Run:
+) -> RunOf[Watch]:
     """One forward and backward of ``batch``. An exception of the model's is returned, not raised.
 
     ``lower_scales``: backward is run again on the same forward at these, in this order, while the gradients
@@ -100,10 +105,10 @@ def take_step(
     batch: Any,
     precision: Precision,
     modules: ModuleStack,
-    make_observer: MakeObserver,
+    make_observer: MakeObserver[Watch],
     lower_scales: Sequence[float] = (),
     keep: bool = False,
-) -> Run:
+) -> RunOf[Watch]:
     """The same, where precision and module stack are open already and the generators seeded.
 
     Gradients stay where backward left them. With ``keep`` backward can be run on the same graph once more.
@@ -111,7 +116,7 @@ def take_step(
     model = workload.model
     locator = Locator(modules, {id(p): (n, n.rpartition(".")[0]) for n, p in model.named_parameters()})
     observer = make_observer(locator, precision)
-    run = Run(precision, observer, modules)
+    run = RunOf(precision, observer, modules)
     data = batch_copy(batch, precision.device)
     if precision.emulates_cuda:
         batch_tensors = (tensor for _, tensor in named_tensors(data))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ampdoctor.facts.alternatives import AlternativeKind, AlternativeRun
+from ampdoctor.facts.alternatives import AlternativeRun
 from ampdoctor.facts.trace import Pass, Trace
-from ampdoctor.facts.words import CASTS_WEIGHTS
+from ampdoctor.facts.words import CASTS_WEIGHTS, AlternativeKind
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.scaled_parts import shares_parameters
 from ampdoctor.probe.passes.stages import Progress

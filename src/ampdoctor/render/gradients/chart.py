@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from ampdoctor.diagnose.wording import number, percent
+from ampdoctor.diagnose.wording import number, percent, two_to
 from ampdoctor.facts.floats import FloatFormat
 from ampdoctor.facts.histogram import exponent_of
 from ampdoctor.facts.zones import NORMAL, OVERFLOW, SUBNORMAL, ZERO
@@ -91,8 +91,8 @@ def edge_label(fmt: FloatFormat, zone: str) -> str:
     """Where a zone begins: ``2^-25``, ``2^-14``, ``65,520``."""
     if zone == OVERFLOW:
         edge = round(fmt.overflow_at) if fmt.overflow_at < 1e7 else fmt.overflow_at
-        return number(edge) if edge < 1e7 else f"2^{exponent_of(edge) + 1}"
-    return f"2^{exponent_of(fmt.flush_at if zone == SUBNORMAL else fmt.min_normal)}"
+        return number(edge) if edge < 1e7 else two_to(exponent_of(edge) + 1)
+    return two_to(exponent_of(fmt.flush_at if zone == SUBNORMAL else fmt.min_normal))
 
 
 def _beyond_words(axis: Axis, gradients: Gradients) -> str:
@@ -100,12 +100,12 @@ def _beyond_words(axis: Axis, gradients: Gradients) -> str:
     low, high = beyond(axis, gradients.histogram)
     parts = []
     if low is not None:
-        parts.append(f"leftmost: everything down to 2^{low}")
+        parts.append(f"leftmost: everything down to {two_to(low)}")
     if high is not None:
-        parts.append(f"rightmost: everything up to 2^{high + 1}")
+        parts.append(f"rightmost: everything up to {two_to(high + 1)}")
     if len(axis.spans()) == 1:
         first, last = axis.columns[0], axis.columns[-1]
-        parts.append(f"2^{first.low} .. 2^{last.high + 1}, all {first.zone}")
+        parts.append(f"{two_to(first.low)} .. {two_to(last.high + 1)}, all {first.zone}")
     return "; ".join(parts)
 
 

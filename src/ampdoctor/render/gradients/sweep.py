@@ -9,13 +9,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ampdoctor.diagnose.wording import format_name, percent, scale
+from ampdoctor.diagnose.wording import format_name, percent, scale, two_to
 from ampdoctor.facts.zones import OVERFLOW, ZERO
 from ampdoctor.render.gradients.bars import bar_rows, sparkline
 from ampdoctor.render.gradients.chart import LABEL_WIDTH, STYLES
 from ampdoctor.render.gradients.page import Page, exponent_of_power
 from ampdoctor.render.gradients.text import command_lines, next_rows, verdict
-from ampdoctor.render.gradients.words import notes, power, things
+from ampdoctor.render.gradients.words import notes, things
 from ampdoctor.render.loss_scale_text import loss_scale_section
 from ampdoctor.render.options import Options
 from ampdoctor.render.terminal import as_text
@@ -66,7 +66,7 @@ def _chart(page: Page, options: Options) -> Iterator[Text]:
         yield Text(f"{label:>{LABEL_WIDTH - 2}} {end}").append(_wide(line, each), STYLES[ZERO])
     yield Text(f"{'0':>{LABEL_WIDTH - 2}} {corner}{dash * each * len(points)}")
     ticks = "".join(
-        power(k).ljust(_TICK_EVERY * each) for k in range(LOWEST, HIGHEST + 1, _TICK_EVERY)
+        two_to(k).ljust(_TICK_EVERY * each) for k in range(LOWEST, HIGHEST + 1, _TICK_EVERY)
     ).rstrip()
     yield Text(" " * LABEL_WIDTH + ticks)
     tensors = len(page.reading.counted)
@@ -121,7 +121,7 @@ def _runs(page: Page, options: Options) -> Table:
 
 def _scale_words(loss_scale: float) -> str:
     exponent = exponent_of_power(loss_scale)
-    return power(exponent) if loss_scale == 2.0**exponent else scale(loss_scale)
+    return two_to(exponent) if loss_scale == 2.0**exponent else scale(loss_scale)
 
 
 def _seen(run: ScaleSeen) -> str:

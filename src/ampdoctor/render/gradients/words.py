@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampdoctor.diagnose.wording import count_words, format_name, number, percent, place, scale, short_op
+from ampdoctor.diagnose.wording import (
+    count_words,
+    format_name,
+    number,
+    percent,
+    place,
+    scale,
+    short_op,
+    two_to,
+)
 from ampdoctor.render.gradients.labels import labels
 from ampdoctor.render.gradients.page import Page
 from ampdoctor.scales.powers_of_two import GradientTensor, ceiling_of
@@ -157,7 +166,7 @@ def largest(page: Page) -> tuple[GradientTensor, str]:
     """The tensor that overflows first as the scale rises, and from which scale on."""
     tensor = page.view.whole.largest
     first = ceiling_of(tensor.absmax, page.view.fmt) + 1
-    return tensor, f"{number(tensor.absmax * 2.0**page.view.exponent)}, overflows from {power(first)}"
+    return tensor, f"{number(tensor.absmax * 2.0**page.view.exponent)}, overflows from {two_to(first)}"
 
 
 def tensor_words(tensor: GradientTensor, page: Page) -> tuple[str, str]:
@@ -217,10 +226,10 @@ def commands(page: Page) -> Iterator[tuple[str, str]]:
             yield page.scan, "which layer is in the way"
     if page.sweep:
         shown = better if better is not None else view.exponent
-        yield f"{page.again} --scale {power(shown)}{page.rest}", "one scale"
+        yield f"{page.again} --scale {two_to(shown)}{page.rest}", "one scale"
         return
     if better is not None and not page.works:
-        yield f"{page.again} --scale {power(better)}{page.rest}", "that scale"
+        yield f"{page.again} --scale {two_to(better)}{page.rest}", "that scale"
     yield f"{page.again} --sweep{page.rest}", "every scale"
 
 
@@ -233,9 +242,4 @@ def _proof(page: Page) -> str:
 def span(window: Window) -> str:
     """``2^4 .. 2^17``."""
     both = window.low != window.high
-    return f"{power(window.low)} .. {power(window.high)}" if both else power(window.low)
-
-
-def power(exponent: int) -> str:
-    """``2^-14``."""
-    return f"2^{exponent}"
+    return f"{two_to(window.low)} .. {two_to(window.high)}" if both else two_to(window.low)

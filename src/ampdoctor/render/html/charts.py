@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from ampdoctor.diagnose.report import GradientBins, GradientHistogram, LossScale, Report
-from ampdoctor.diagnose.wording import percent
+from ampdoctor.diagnose.wording import percent, two_to
 from ampdoctor.facts.floats import FLOAT_FORMATS, FloatFormat
 from ampdoctor.facts.histogram import exponent_of
 from ampdoctor.facts.zones import zone_of, zones
@@ -97,7 +97,7 @@ def sweep_chart(report: Report) -> SweepChart | None:
     count = HIGHEST - LOWEST + 1
     return SweepChart(
         tuple(_scale_column(scales, k) for k in range(LOWEST, HIGHEST + 1)),
-        tuple(Mark(f"2^{k}", _middle(k - LOWEST, count)) for k in range(LOWEST, HIGHEST + 1, _TICKS)),
+        tuple(Mark(two_to(k), _middle(k - LOWEST, count)) for k in range(LOWEST, HIGHEST + 1, _TICKS)),
         _middle(_clamped(math.log2(scales.judged)) - LOWEST, count),
         None if scales.recommended is None else _middle(math.log2(scales.recommended) - LOWEST, count),
     )
@@ -106,9 +106,9 @@ def sweep_chart(report: Report) -> SweepChart | None:
 def _scale_column(scales: LossScale, k: int) -> Column:
     share = scales.underflow_fraction.get(str(2**k))
     if share is None:
-        return Column(k, 100.0, "overflows", f"2^{k}: overflows")
+        return Column(k, 100.0, "overflows", f"{two_to(k)}: overflows")
     works = scales.window is not None and scales.window[0] <= 2**k <= scales.window[1]
-    words = f"2^{k}: {percent(share)} become zero{', works' if works else ''}"
+    words = f"{two_to(k)}: {percent(share)} become zero{', works' if works else ''}"
     return Column(k, _height(share), "works" if works else "fails", words)
 
 
@@ -130,7 +130,7 @@ def gradient_chart(report: Report) -> GradientChart | None:
         high,
         _gradient_columns(histogram.total, fmt, exponent, low, high),
         tuple(_bands(fmt, low, high)),
-        tuple(Mark(f"2^{e}", _middle(e - low, count)) for e in range(low, high + 1) if e % _TICKS == 0),
+        tuple(Mark(two_to(e), _middle(e - low, count)) for e in range(low, high + 1) if e % _TICKS == 0),
         figures(histogram.total, fmt, exponent),
         {
             "low": low,
@@ -166,7 +166,7 @@ def _gradient_columns(
     most = max(counts.values(), default=0) or 1
     beyond = {low: " and less", high: " and more"}
     return tuple(
-        Column(e, _height(n / most), zone_of(e, fmt), f"2^{e}{beyond.get(e, '')}: {n:,}")
+        Column(e, _height(n / most), zone_of(e, fmt), f"{two_to(e)}{beyond.get(e, '')}: {n:,}")
         for e, n in counts.items()
     )
 
