@@ -134,9 +134,10 @@ def test_progress_counts_passes() -> None:
     seen: list[tuple[str, int, int]] = []
     plan = Plan(loss_scale=1.0, search_scale=False)
     probe(workload(linear(), X, X), plan, lambda *step: seen.append(step))
-    assert seen[:4] == [
+    assert seen[:5] == [
         ("FP32 reference, batch 0", 0, 4),
         ("float16 candidate, batch 0", 1, 4),
+        ("batch 0 without recording", 1, 4),
         ("FP32 reference, batch 1", 2, 4),
         ("float16 candidate, batch 1", 3, 4),
     ]

@@ -134,7 +134,8 @@ def test_memory_that_runs_out() -> None:
     with pytest.raises(ProbeError) as caught:
         traced(Calls(forward))
     assert caught.value.message == (
-        "out of memory in the reference pass: CUDA out of memory. Tried to allocate 2 GiB"
+        "out of memory while measuring (FP32 reference, batch 0), in forward of the reference pass: "
+        "CUDA out of memory. Tried to allocate 2 GiB"
     )
 
 
@@ -147,12 +148,18 @@ CPU_SAYS = (
 @pytest.mark.parametrize(
     ("place", "doing"),
     [
-        ("ampdoctor.probe.watch.tally.Tally.add", "while recording aten::"),
-        ("ampdoctor.probe.passes.one_pass.batch_copy", "while measuring"),
-        ("ampdoctor.probe.passes.precision.working_copy", "while measuring"),
-        ("ampdoctor.probe.watch.observer.Observer.records", "while measuring"),
-        ("ampdoctor.probe.passes.comparison.compare_gradients", "while measuring"),
-        ("ampdoctor.probe.passes.precision.Precision.cast_input", "in the reference pass"),
+        (
+            "ampdoctor.probe.watch.tally.Tally.add",
+            "while measuring (FP32 reference, batch 0), recording aten::",
+        ),
+        ("ampdoctor.probe.passes.one_pass.batch_copy", "while measuring (FP32 reference, batch 0):"),
+        ("ampdoctor.probe.passes.precision.working_copy", "while measuring (FP32 reference, batch 0):"),
+        ("ampdoctor.probe.watch.observer.Observer.records", "while measuring (FP32 reference, batch 0):"),
+        ("ampdoctor.probe.passes.comparison.compare_gradients", "while measuring (FP32 reference, batch 0):"),
+        (
+            "ampdoctor.probe.passes.precision.Precision.cast_input",
+            "while measuring (FP32 reference, batch 0), in forward of",
+        ),
     ],
 )
 def test_memory_that_runs_out_in_our_own_work(

@@ -76,11 +76,23 @@ def out_of_memory(doing: str, error: BaseException) -> ProbeError:
     )
 
 
+class OutOfMemoryInPass(ProbeError):
+    """Memory ran out at a known place of a pass; ``memory_runs_out`` adds what the pass was run for."""
+
+    def __init__(self, place: str, error: BaseException) -> None:
+        worded = out_of_memory(place, error)
+        super().__init__(worded.message, worded.hint)
+        self.place = place
+        self.error = error
+
+
 @contextmanager
 def memory_runs_out(doing: Callable[[], str]) -> Iterator[None]:
     """ProbeError where memory runs out inside; ``doing`` is asked then what was being done."""
     try:
         yield
+    except OutOfMemoryInPass as found:
+        raise out_of_memory(f"{doing()}, {found.place}", found.error) from found.error
     except Exception as error:
         if isinstance(error, AmpDoctorError) or not is_out_of_memory(error):
             raise

@@ -135,9 +135,11 @@ def case(slug: str, device: str) -> dict[str, Any]:
 if __name__ == "__main__":
     kind, *names = sys.argv[1:]
     if kind == "scenario":
-        from scenarios import SCENARIOS
+        import memory  # noqa: F401
+        import scenarios  # noqa: F401
+        from asked import SCENARIOS
 
-        print("ANSWER" + json.dumps(SCENARIOS[names[0]]()))
+        print("ANSWER" + json.dumps({name: SCENARIOS[name]() for name in names}))
         sys.exit()
     run = case if kind == "case" else scanned
     answers = {name: {device: run(name, device) for device in DEVICES} for name in names}

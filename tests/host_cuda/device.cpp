@@ -202,7 +202,8 @@ C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", HostHooks)
 TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>()); }
 // Ops with a kernel of their own for every device, which the fallback does not reach.
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
-  for (const char* name : {"copy_", "convolution", "convolution_backward", "native_batch_norm", "native_batch_norm_backward"})
+  for (const char* name : {"copy_", "convolution", "convolution_backward", "native_batch_norm", "native_batch_norm_backward",
+                           "silu_backward", "mish_backward"})
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 

@@ -28,6 +28,7 @@ def install(devices: int = 1) -> None:
         ("current_device", 0),
         ("get_device_name", "host memory"),
         ("is_bf16_supported", True),
+        ("synchronize", None),
     ):
         setattr(torch.cuda, name, _always(answer))
     torch.cuda.random.device_count = torch.cuda.device_count

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+from asked import scenario
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,23 +15,12 @@ import host_cuda
 from ampdoctor.api.script_run import Examiner, Wanted
 from ampdoctor.diagnose.engine import diagnose
 from ampdoctor.diagnose.policy import Policy
-from ampdoctor.errors import AmpDoctorError
-from ampdoctor.facts.training import ScalerSettings
 from ampdoctor.live.recorder import Recorder
 from ampdoctor.live.watch import LoopWatch
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.births.rerun import rerun_in_float64
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scan import probe
-from ampdoctor.probe.train import train
-from case_runner import assert_same, snapshot
-
-SCENARIOS: dict[str, Callable[[], Any]] = {}
-
-
-def scenario(made: Callable[[], Any]) -> Callable[[], Any]:
-    SCENARIOS[made.__name__] = made
-    return made
 
 
 def scanned(model: nn.Module, device: str) -> Any:
@@ -111,70 +100,7 @@ def draws_of_every_pass() -> Any:
     return [[b.site.op for b in trace.births], list(DRAWN)]
 
 
-# -- memory that runs out
-
-
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.BatchNorm1d(8), nn.Linear(8, 1))
-
-
-def workload(model: nn.Module) -> Workload:
-    def step(model: nn.Module, x: Tensor) -> Tensor:
-        return model(x).float().square().mean() * 1e4
-
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters())
-
-    return Workload("test", model, (torch.randn(4, 8),), step, build_optimizer=optimizer)
-
-
-def in_every_stage(measure: Callable[[Workload, Any], Any]) -> list[Any]:
-    """Of each stage that ``measure`` goes through, at its first op and amid it: the stage, and the error that
-    memory which runs out there becomes."""
-    model = small()
-    work = workload(model)
-    begun: list[tuple[str, int]] = []
-    ran = 0
-
-    def note(stage: str, *_: Any) -> None:
-        nonlocal ran
-        ran += host_cuda.run_out_at(0)
-        begun.append((stage, ran))
-
-    measure(work, None)  # what is found out once in a process is known from here on
-    host_cuda.run_out_at(0)
-    measure(work, note)
-    ran += host_cuda.run_out_at(0)
-    errors = []
-    for (stage, first), (_, end) in zip(begun, [*begun[1:], ("", ran)], strict=True):
-        for op in (first + 1, (first + end) // 2):
-            before = snapshot(model)
-            draws = [g.get_state() for g in torch.cuda.default_generators]
-            host_cuda.run_out_at(op)
-            try:
-                measure(work, None)
-                errors.append([stage, "", "", 0])
-            except AmpDoctorError as error:
-                errors.append([stage, error.message, error.hint, error.exit_code])
-            assert_same(snapshot(model), before)
-            now = [g.get_state() for g in torch.cuda.default_generators]
-            assert all(torch.equal(d, n) for d, n in zip(draws, now, strict=True))
-            assert torch._C._len_torch_dispatch_stack() == 0 and not torch.is_autocast_enabled("cuda")
-    host_cuda.run_out_at(0)
-    measure(work, None)  # and it can be measured again
-    return errors
-
-
-@scenario
-def memory_in_a_scan() -> Any:
-    return in_every_stage(lambda work, note: probe(work, Plan(device="cuda", loss_scale=65536.0), note))
-
-
-@scenario
-def memory_in_training() -> Any:
-    settings = ScalerSettings(2.0**24, 2.0, 0.5, 2000)
-    return in_every_stage(lambda work, note: train(work, Plan(device="cuda"), settings, 2, note))
+# -- memory that runs out: more of it in ``memory``
 
 
 @scenario

@@ -148,6 +148,7 @@ class _Session:
         """Whether the first candidate's loss repeats, and whether recording changes it."""
         if self.ask_for_effect and self.first_candidate is not None:
             self.ask_for_effect = False
+            self.progress("batch 0 without recording", 1, 2 * len(self.workload.batches))
             batch, seed = self.workload.batches[0], self.plan.seed
             seen = effect_of_recording(self.workload, batch, self.first_candidate, seed)
             self.deterministic, self.observer_changed_loss, interrupted = seen

@@ -13,15 +13,17 @@ from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
 from ampdoctor.probe.passes.one_pass import run_pass
 from ampdoctor.probe.passes.precision import reference
+from ampdoctor.probe.passes.stages import Progress
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.watch.unrecorded import Absent
 
 
-def flops_by_module(workload: Workload, plan: Plan) -> dict[str, int]:
+def flops_by_module(workload: Workload, plan: Plan, progress: Progress) -> dict[str, int]:
     """{module path: FLOPs of the products in its forward of the first batch, those inside it included}.
 
     Counted by ``torch.utils.flop_counter``; backward's are twice as many for each. {} where the model raises.
     """
+    progress("operations of each module", 1, 1)
     model = workload.model
     counter = FlopCounterMode(display=False)
 

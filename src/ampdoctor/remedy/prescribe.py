@@ -164,7 +164,7 @@ class _Search:
     def _parts(self, report: Report, trace: Trace) -> None:
         if report.verdict not in _OF_THE_SCALE:
             return
-        ceilings = Ceilings(self.workload, self.plan, trace.passes)
+        ceilings = Ceilings(self.workload, self.plan, trace.passes, self.progress)
         margin = self.plan.scale_margin_bits
         base = base_scale(report.loss_scale.ceiling, margin)
 
@@ -197,7 +197,7 @@ class _Search:
                 return
 
     def _islands(self, report: Report) -> None:
-        flops = flops_by_module(self.workload, self.plan)
+        flops = flops_by_module(self.workload, self.plan, self.progress)
         fault = report.first_fault
         module = fault.module if fault is not None else ""
         guesses = [] if fault is None or not module else [module, module.rpartition(".")[0]]
@@ -254,7 +254,7 @@ class _Search:
             self._prove("bf16", "BF16 for all", TreatmentPlan(dtype="bfloat16", loss_scale=1.0), 0.0)
 
     def _formats(self) -> None:
-        ranges = ranges_of(self.workload, self.plan)
+        ranges = ranges_of(self.workload, self.plan, self.progress)
         found = choices(ranges, self.formats, self.plan.underflow_limit, self.plan.scale_margin_bits)
 
         def plan_for(table: tuple[ModuleFormats, ...]) -> TreatmentPlan:
@@ -275,7 +275,7 @@ class _Search:
         if not uses_fp16_gradients(table):
             plan = replace(plan, loss_scale=None)
         low = tuple(item.path for item in table if item.forward != FLOAT32.name)
-        share = share_of(flops_by_module(self.workload, self.plan), low)
+        share = share_of(flops_by_module(self.workload, self.plan, self.progress), low)
         cost = Cost(None if share is None else 1.0 - share, None)
         self.treatments.append(
             Treatment("formats", plan, proof_of(pairs, found.loss_scale, None), cost, None)

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from ampdoctor.errors import is_out_of_memory
 from ampdoctor.load.seeds import Drawn, drawing_again, generator_of
+from ampdoctor.probe.cuda.half_to_float import widened
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat, written
 
 
@@ -70,7 +71,10 @@ def rerun_in_float64(
         return _wide(value) if isinstance(value, torch.dtype) else value
 
     def run(on_host: bool) -> Any:
-        wide_args, wide_kwargs = widen(args, on_host), {k: widen(v, on_host) for k, v in kwargs.items()}
+        wide_args, wide_kwargs = (
+            widened(func, widen(args, on_host)),
+            {k: widen(v, on_host) for k, v in kwargs.items()},
+        )
         with drawing_again(drawn):
             result = func(*wide_args, **wide_kwargs)
         return written(func, wide_args, wide_kwargs) if result is None else result

@@ -19,6 +19,7 @@ from ampdoctor.probe.cuda.device_tensors import named_devices_count
 from ampdoctor.probe.cuda.dispatcher_kernels import aten_overload, kernels_installed
 from ampdoctor.probe.cuda.dispatcher_policy import installed_policies
 from ampdoctor.probe.cuda.half_ffts import half_ffts
+from ampdoctor.probe.cuda.half_to_float import ONE_OP, is_one_op
 from ampdoctor.probe.cuda.refusal import EmulatedRefusal
 
 _KEY = "AutocastCPU"
@@ -126,6 +127,8 @@ def _float32_result(name: str, op: OpOverload) -> _Kernel:
                 args = (*args[:position], torch.float32, *args[position + 1 :])
         elif kwargs.get("dtype") is None:
             kwargs = {**kwargs, "dtype": torch.float32}
+        if is_one_op(name, args[0], args[position] if position < len(args) else kwargs["dtype"]):
+            return ONE_OP[name](args[0], args[1], True)
         return op(*args, **kwargs)
 
     return kernel

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from ampdoctor.probe.cuda.device_tensors import has_memory, is_placed, place, read_in_float32
 from ampdoctor.probe.cuda.half_ffts import TRANSFORMS, transform_steps
+from ampdoctor.probe.cuda.half_to_float import softmax_in_float32
 from ampdoctor.probe.cuda.op_kinds import Arithmetic, OpKind, classify
 from ampdoctor.probe.cuda.refusal import EmulatedRefusal
 from ampdoctor.probe.cuda.stored_in_half import STEPS
@@ -66,6 +67,12 @@ def _run(
         return _cast(func, kind, args, kwargs)
     if func in TRANSFORMS and operands[0].dtype in (_HALF, torch.complex32):
         return _transformed(func, *args)
+    softmax = softmax_in_float32(func, args)
+    if softmax is not None:
+        backward = len(args) == 4
+        return Emulated(
+            softmax.to(_HALF) if backward else softmax, (softmax if backward else None,), "rounded"
+        )
     if kind.arithmetic is Arithmetic.FAILS:
         return _native(func, args, kwargs)
     if kind.arithmetic is Arithmetic.MOVES or (

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ampdoctor.errors import AmpDoctorError, is_out_of_memory, out_of_memory
+from ampdoctor.errors import AmpDoctorError, OutOfMemoryInPass, is_out_of_memory
 from ampdoctor.facts.trace import Raised
 from ampdoctor.facts.words import Phase
 from ampdoctor.load.seeds import seed_everything
@@ -133,7 +133,7 @@ def take_step(
         run.interrupted = True
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
-            raise out_of_memory(f"in the {precision.role} pass", error) from error
+            raise OutOfMemoryInPass(f"in {locator.phase} of the {precision.role} pass", error) from error
         run.raised = _raised(error, run, locator.phase)
     run.gradients = dense_gradients(model)
     run.buffers = floating_buffers(model)

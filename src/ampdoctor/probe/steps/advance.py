@@ -74,8 +74,10 @@ def _advanced(
         values = {id(t): t.detach().clone() for t in (*model.parameters(), *model.buffers())}
         state = copy.deepcopy(optimizer.state_dict())
     with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.copy_(values[id(tensor)])
+        tensors = (*model.parameters(), *model.buffers())
+        # All are brought over before the first is written: memory may run out on the way.
+        for tensor, value in [(t, values[id(t)].to(t.device)) for t in tensors]:
+            tensor.copy_(value)
 
     def build_then(of: nn.Module) -> torch.optim.Optimizer:
         again = build(of)

@@ -69,7 +69,7 @@ class _Tries:
                 return
 
     def scaled_apart(self, scales: ScaleReading, trace: Trace) -> None:
-        ceilings = Ceilings(self.workload, self.plan, trace.passes)
+        ceilings = Ceilings(self.workload, self.plan, trace.passes, self.trials.progress)
         ceiling = None if scales.ceiling is None else 2.0**scales.ceiling
         base = base_scale(ceiling, self.plan.scale_margin_bits)
         model = self.workload.model
@@ -91,6 +91,7 @@ class _Tries:
         lower: Sequence[float] = (),
     ) -> bool:
         """Whether it works; ``lower``: scales to fall back to."""
+        self.trials.progress(" ".join(filter(None, ("trial:", _WORDS[kind], module))), 1, 1)
         batches = range(len(self.workload.batches))
         runs = [run for run, _ in self.trials.run(plan, batches, lower)]
         scale = min(run.loss_scale for run in runs)
@@ -99,6 +100,13 @@ class _Tries:
         works = all(map(_holds, runs))
         self.found.append(AlternativeRun(kind, module, factor, scale, works))
         return works
+
+
+_WORDS: dict[AlternativeKind, str] = {
+    "bfloat16": "BF16 for all",
+    "module-in-fp32": "FP32 for",
+    "module-scaled-apart": "a scale of its own for",
+}
 
 
 def _holds(run: Pass) -> bool:

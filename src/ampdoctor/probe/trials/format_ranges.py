@@ -14,6 +14,7 @@ from ampdoctor.probe.passes.device import choose_device, outside_autocast
 from ampdoctor.probe.passes.module_formats import finest_modules, tapped
 from ampdoctor.probe.passes.one_pass import run_pass
 from ampdoctor.probe.passes.precision import reference
+from ampdoctor.probe.passes.stages import Progress
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.watch.tally import histogram_of
 from ampdoctor.probe.watch.unrecorded import Absent
@@ -35,8 +36,9 @@ class Ranges:
     gradient: list[Values] = field(default_factory=list)
 
 
-def ranges_of(workload: Workload, plan: Plan) -> dict[str, Ranges]:
+def ranges_of(workload: Workload, plan: Plan, progress: Progress) -> dict[str, Ranges]:
     """{path: what its formats have to hold} of the finest modules that were called, in the model's order."""
+    progress("ranges of each module's values, in FP32", 1, 1)
     seen: dict[str, Ranges] = defaultdict(Ranges)
 
     def note(path: str, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.device import choose_device, outside_autocast
 from ampdoctor.probe.passes.one_pass import run_pass
 from ampdoctor.probe.passes.precision import reference
+from ampdoctor.probe.passes.stages import Progress
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.watch.unrecorded import Absent
 from ampdoctor.scales.powers_of_two import HIGHEST_RECOMMENDED, LOWEST, ceiling_for, ceiling_of, top_below
@@ -34,7 +35,8 @@ def base_scale(ceiling: float | None, margin_bits: float) -> int:
 class Ceilings:
     """The highest loss scale at which nothing overflows in a part's backward, of every part of a model."""
 
-    def __init__(self, workload: Workload, plan: Plan, passes: Sequence[Pass]) -> None:
+    def __init__(self, workload: Workload, plan: Plan, passes: Sequence[Pass], progress: Progress) -> None:
+        progress("gradients that come into each module, in FP32", 1, 1)
         self._tensors = reference_tensors(passes)
         self._fmt: FloatFormat = FLOAT_FORMATS[plan.dtype]
         self._coming_in = _largest_gradients(workload, plan)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampdoctor.errors import ProbeError, is_out_of_memory, out_of_memory
+from ampdoctor.errors import OutOfMemoryInPass, ProbeError, is_out_of_memory
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import SiteRecord
 from ampdoctor.probe.cuda.on_cpu import run_like_cuda
@@ -208,7 +208,7 @@ class Observer(TorchDispatchMode):
             return self.run(func, op, place, args, kwargs)
         except Exception as error:
             if error is not self._ops_own and is_out_of_memory(error):
-                raise out_of_memory(f"while recording {op.name}", error) from error
+                raise OutOfMemoryInPass(f"recording {op.name}", error) from error
             if error is not self._ops_own:
                 raise ProbeError(
                     f"{op.name} was run but could not be recorded: {type(error).__name__}: {error}",
