@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from fcntl import LOCK_EX, flock
 from pathlib import Path
@@ -258,6 +259,19 @@ def test_the_cases_get_the_same_diagnosis_on_the_device_and_on_the_cpu(ask: Ask)
     )
     assert said_there == expected
     assert {said["cuda"]["device"] for said in answers.values()} == {"cuda"}
+
+
+def test_programs_get_the_same_diagnosis_on_the_device_and_on_the_cpu(ask: Ask) -> None:
+    """Checkpoints in each other, gradients in the forward, backwards of the user's own, two devices."""
+    answers = ask("program")
+    assert len(answers) == 38
+    for name, answer in answers.items():
+        assert answer["cuda"].pop("device") == "cuda"
+        assert answer["cpu"].pop("device") == "cpu"
+        assert answer["cuda"] == answer["cpu"], name
+    verdicts = Counter(answer["cuda"]["verdict"] for answer in answers.values())
+    assert verdicts["backward-undefined"] >= 12 and verdicts["forward-overflow"] >= 9, verdicts
+    assert verdicts["no-workable-scale"] >= 5 and verdicts["clean"] <= 6, verdicts
 
 
 def test_recording_a_pass_waits_for_no_device(told: Told) -> None:

@@ -15,7 +15,9 @@ import host_cuda  # noqa: E402  (before torch)
 
 host_cuda.install(2)
 
+import more_programs  # noqa: E402, F401
 import torch  # noqa: E402
+from programs import PROGRAMS  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._device import _device_constructors  # noqa: E402
@@ -132,6 +134,19 @@ def case(slug: str, device: str) -> dict[str, Any]:
             return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
+def program(name: str, device: str) -> dict[str, Any]:
+    """What is said of a program, its findings and its births among it."""
+    workload, plan = PROGRAMS[name](device)
+    trace = probe(workload, Plan(device=device, **plan))
+    births = [
+        [b.site.phase, b.site.module, b.site.op, b.source.text if b.source else None, b.reaches_loss]
+        for b in trace.births
+        if b.site is not None
+    ]
+    findings = [[f.code, f.severity, f.module] for f in diagnose(trace).findings if f.code != "AMP901"]
+    return {**said(trace), "births": births, "findings": findings}
+
+
 if __name__ == "__main__":
     kind, *names = sys.argv[1:]
     if kind == "scenario":
@@ -141,6 +156,7 @@ if __name__ == "__main__":
 
         print("ANSWER" + json.dumps({name: SCENARIOS[name]() for name in names}))
         sys.exit()
-    run = case if kind == "case" else scanned
+    run = {"case": case, "program": program, "scan": scanned}[kind]
+    names = names or list(PROGRAMS)
     answers = {name: {device: run(name, device) for device in DEVICES} for name in names}
     print("ANSWER" + json.dumps(answers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from ampdoctor.probe.births.bad_tensors import bad_tensors
 from ampdoctor.probe.births.by_design import only_as_in_reference
 from ampdoctor.probe.births.closer_look import CloserLook, where_raised
 from ampdoctor.probe.births.drift import find_drift
+from ampdoctor.probe.cuda.on_cpu import fused_dropout
 from ampdoctor.probe.optimizer_steps import optimizer_steps
 from ampdoctor.probe.passes.alone import alone
 from ampdoctor.probe.passes.comparison import Comparison
@@ -102,7 +104,9 @@ class _Session:
         self.device = choose_device(self.plan.device)
         self.reference = reference(self.device)
         self.comparison = Comparison(self.workload, self.plan.seed, self.progress)
-        with outside_autocast({"cpu", self.device.type}):
+        emulates = candidate(self.plan, self.device, self.plan.loss_scale).emulates_cuda
+        as_on_cuda = fused_dropout() if emulates else nullcontext()  # in the reference, too: sites pair
+        with outside_autocast({"cpu", self.device.type}), as_on_cuda:
             try:
                 return self._run()
             finally:

@@ -18,6 +18,7 @@ from ampdoctor.probe.cuda.decomposed_rnns import decomposed_rnns
 from ampdoctor.probe.cuda.device_tensors import named_devices_count
 from ampdoctor.probe.cuda.dispatcher_kernels import aten_overload, kernels_installed
 from ampdoctor.probe.cuda.dispatcher_policy import installed_policies
+from ampdoctor.probe.cuda.fused_dropout import fused_dropout
 from ampdoctor.probe.cuda.half_ffts import half_ffts
 from ampdoctor.probe.cuda.half_to_float import ONE_OP, is_one_op
 from ampdoctor.probe.cuda.refusal import EmulatedRefusal
@@ -42,6 +43,7 @@ def cuda_autocast_policy() -> Iterator[None]:
         _open.append(True)
         undo.enter_context(decomposed_rnns())
         undo.enter_context(half_ffts())
+        undo.enter_context(fused_dropout())
         undo.enter_context(kernels_installed(_kernels()))
         undo.enter_context(cuda_calls_mean_cpu(on_cache_cleared=_casts.clear))
         undo.enter_context(named_devices_count())

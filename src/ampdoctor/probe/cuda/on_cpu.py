@@ -4,6 +4,7 @@ from ampdoctor.probe.cuda.autocast_calls import autocast_kept_off, requested_aut
 from ampdoctor.probe.cuda.autocast_policy import cuda_autocast_policy
 from ampdoctor.probe.cuda.decomposed_rnns import decomposed_rnns
 from ampdoctor.probe.cuda.device_tensors import place
+from ampdoctor.probe.cuda.fused_dropout import fused_dropout
 from ampdoctor.probe.cuda.refusal import EmulatedRefusal
 from ampdoctor.probe.cuda.tensor_core_rounding import Emulated, run_like_cuda
 
@@ -13,6 +14,7 @@ __all__ = [
     "autocast_kept_off",
     "cuda_autocast_policy",
     "decomposed_rnns",
+    "fused_dropout",
     "place",
     "requested_autocast",
     "run_like_cuda",

@@ -138,6 +138,7 @@ _MIXED: dict[str, tuple[str | None, ...]] = {
     "_fused_rms_norm_backward": ("input", "weight"),
     "_scaled_dot_product_flash_attention_for_cpu": ("query", None),
     "_scaled_dot_product_flash_attention_for_cpu_backward": ("query", "key", "value"),
+    "native_dropout": ("input", None),
     "_weight_norm_interface": ("v", None),
     "_weight_norm_interface_backward": ("saved_v", "saved_g"),
     "mkldnn_rnn_layer": ("input", "hx_", "cx_", None),
