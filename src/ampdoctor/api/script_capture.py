@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ampdoctor.api.settings import config_of, precision_section
 from ampdoctor.config import Config
-from ampdoctor.errors import AmpDoctorError
+from ampdoctor.errors import AmpDoctorError, ProbeError
 from ampdoctor.live.recorder import Draft, Recorder, scale_of
 from ampdoctor.load.script.buffers import Saved
 from ampdoctor.load.script.optimizer import twin_of
@@ -114,6 +114,12 @@ class Capture:
     def not_captured(self, error: AmpDoctorError) -> None:
         """Nothing; a loss that could not be run again is counted."""
         self.not_replayed[error.message] = self.not_replayed.get(error.message, 0) + 1
+
+    def stepped_inside_backward(self) -> None:
+        """Nothing; the loss whose gradients were applied while they were made is not run again."""
+        for _ in self._captured:
+            self.not_captured(ProbeError("their optimizers step inside backward, from hooks of parameters"))
+        self._captured.clear()
 
     @property
     def wants_skips(self) -> bool:

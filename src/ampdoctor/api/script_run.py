@@ -172,6 +172,8 @@ def run_script(program: Program, wanted: Wanted, policy: Policy) -> tuple[RunRep
         last = ended.said.splitlines()[-1] if ended.said else f"exit status {ended.status}"
         stopped = f"the script ended with {last}"
     not_seen = [f"{count} of the losses ({why})" for why, count in examiner.capture.not_replayed.items()]
+    if recorder.steps_done and not examiner.examined and not not_seen:
+        not_seen.append("all steps (no backward was called from the script whose loss could be run again)")
     not_seen += watch.ranks.not_seen
     report = run_report(
         replace(recorder.trace(), ranks=watch.ranks.scales),

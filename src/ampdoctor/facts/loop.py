@@ -43,7 +43,7 @@ class Event:
     finite: bool | None = None
     """The gradients concerned hold no NaN and no infinity (for a clip: their norm)."""
     value: float | None = None
-    """The loss, a norm, a factor, a constant."""
+    """The loss, a norm, a factor, a constant; of parameters changed: how many that made non-finite."""
     dtype: str = ""
     """``float16`` ... of a cast, an autocast region, a decay."""
     unchanged: float | None = None

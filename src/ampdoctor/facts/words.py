@@ -95,7 +95,6 @@ EventKind = Literal[
     "save",
     "load",
     "read_scale",
-    "read_gradient",
     "read_scaled",
     "penalty",
     "parameter_changed",

@@ -37,6 +37,9 @@ class Listener(Protocol):
     def wants_skips(self) -> bool:
         """The next turn must know at once whether a fused optimizer skips inside, though it takes a wait."""
 
+    def stepped_inside_backward(self) -> None:
+        """Optimizers have moved weights while the last backward ran."""
+
     def optimizer_turn(self, draft: Draft, skipped: bool, optimizer: Any) -> None:
         """An optimizer is about to move the weights, or (``skipped``) its scaler has kept it from it.
 
@@ -61,6 +64,8 @@ class Around:
         """The scaler whose step is running, and that event."""
         self.turn_after_backward: Draft | None = None
         """The step of an optimizer with a closure that has made no gradients yet."""
+        self.stepped_inside: list[tuple[Any, int]] | None = None
+        """While a backward runs: the optimizers that stepped inside it, each with how many parameters."""
         self._pid = os.getpid()
 
     @property
@@ -84,10 +89,10 @@ class Around:
 
     def take_turn(self, draft: Draft, optimizer: Any = None) -> None:
         """Nothing; an optimizer is about to apply its gradients, without a scaler."""
+        self.recorder.attempted(draft)
         figures = self.recorder.figures[-1]
         figures.norm = draft["norm"]
         figures.norm_is_scaled = bool(draft["gradients"].get("scaled"))
-        self.recorder.attempted(draft)
         self.tell_turn(draft, False, optimizer)
 
     @contextmanager

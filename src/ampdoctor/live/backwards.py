@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ampdoctor.facts.words import GradientKind
 from ampdoctor.live.around import Around, parameters_of
 from ampdoctor.live.gradients import norm_of
-from ampdoctor.live.lines import user_stack
+from ampdoctor.live.lines import Stack, user_stack
 from ampdoctor.live.recorder import kept, scale_of
 
 
@@ -32,6 +33,7 @@ class GradientCalls:
             result = original(optimizer, *args, **kwargs)
             if not self.around.off:
                 self.recorder.book.know(parameters_of(optimizer))
+                self.recorder.know_optimizer(optimizer)
             return result
 
         return add_param_group
@@ -86,10 +88,13 @@ class GradientCalls:
                 detail="autocast" if torch.is_autocast_enabled(roots[0].device.type) else "",
             )  # fmt: skip
             self.listener.backward(roots[0], None if scaler is None else scaler[0])
-            result = run()
-            touched = recorder.book.backward(
-                draft["order"], scaler is not None or self.around.losses.by_hand(roots)
-            )
+            self.around.stepped_inside = []
+            try:
+                result = run()
+            finally:
+                stepped, self.around.stepped_inside = self.around.stepped_inside, None
+            scaled_now = scaler is not None or self.around.losses.by_hand(roots)
+            touched = recorder.book.backward(draft["order"], scaled_now)
             kinds: dict[Any, int] = {}
             for _, kind, _ in touched:
                 if kind is not None:
@@ -102,7 +107,19 @@ class GradientCalls:
             if turn is not None:
                 turn["norm"] = norm_of([parameter for parameter, _, _ in touched])
                 self.around.take_turn(turn)
+            if stepped:
+                self._stepped_inside(stepped, "scaled" if scaled_now else "raw", stack)
         return result
+
+    def _stepped_inside(self, stepped: list[tuple[Any, int]], kind: GradientKind, stack: Stack) -> None:
+        """One turn for all optimizers that hooks of parameters stepped while a backward ran."""
+        optimizer, _ = stepped[0]
+        draft = self.recorder.emit(
+            "optimizer_step", stack=stack, subject=self.recorder.number(optimizer),
+            subject_type=type(optimizer).__name__, gradients={kind: sum(n for _, n in stepped)}, norm=None,
+        )  # fmt: skip
+        self.recorder.attempted(draft)
+        self.listener.stepped_inside_backward()
 
     def grad(self, original: Any) -> Any:
         def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:

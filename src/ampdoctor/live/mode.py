@@ -18,6 +18,8 @@ _LOW = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Half the distance between 1 and the next number: a factor that differs from 1 by less changes nothing."""
 _GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__
 _PRODUCTS = ("mul", "__mul__", "__rmul__", "multiply", "mul_", "__imul__")
+_IN_PLACE = ("__isub__", "__iadd__", "__imul__", "__idiv__", "__setitem__", "__itruediv__")
+_WRITE_NOTHING = ("requires_grad_", "detach_", "share_memory_")
 _MEASURED_DECAYS = 16
 """Different lines whose first decay is measured; each waits for the device."""
 
@@ -57,14 +59,10 @@ class ScriptMode(TorchFunctionMode):
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         target = args[0] if args else None
-        inplace = isinstance(target, Tensor) and (
-            (name.endswith("_") and not name.endswith("__"))
-            or name in ("__isub__", "__iadd__", "__imul__", "__idiv__", "__setitem__", "__itruediv__")
-        )
-        before = self._before(args[0], name, args, kwargs) if inplace else None
+        after = self._before(target, name, args, kwargs) if _in_place(name) else None
         out = func(*args, **kwargs)
-        if before is not None:
-            before(target)
+        if after is not None:
+            after()
         elif func is torch.tensor:
             self._constant(args, out)
         elif func == _GRADIENT and self.recorder.book.knows(target) and out is not None:
@@ -95,23 +93,37 @@ class ScriptMode(TorchFunctionMode):
         kinds = self.recorder.book.counts([parameter])
         if kinds.get("scaled"):
             self.scaled.know([gradient], "gradient")
-        if kinds.get("scaled") or kinds.get("raw"):
-            last = self.recorder.drafts[-1] if self.recorder.drafts else None
-            if last is None or last["kind"] != "read_gradient":
-                self.recorder.emit("read_gradient", gradients=kinds)
 
-    def _before(self, target: Tensor, name: str, args: Any, kwargs: Any) -> Any:
-        """What to do after an operation in place; None for nothing."""
-        if self.recorder.book.knows(target) and target.is_leaf:
-            last = self.recorder.drafts[-1] if self.recorder.drafts else None
-            if self.recorder.last_backward and (last is None or last["kind"] != "parameter_changed"):
-                parameters = self.recorder.book.parameters()
-                self.recorder.book.refresh()
-                self.recorder.emit(
-                    "parameter_changed", gradients=self.recorder.book.counts(),
-                    norm=norm_of(parameters), dtype=str(target.dtype).removeprefix("torch."), detail=name,
-                )  # fmt: skip
-            return None
+    def _before(self, target: Any, name: str, args: Any, kwargs: Any) -> Callable[[], None] | None:
+        """What to do after an operation in place on ``target``, a tensor or a list; None for nothing."""
+        targets = [target] if isinstance(target, Tensor) else target
+        followed = targets if isinstance(targets, (list, tuple)) else ()
+        changed = [t for t in followed if self.recorder.book.knows(t) and t.is_leaf]
+        if changed:
+            return self._parameters_change(changed, name) if self.recorder.last_backward else None
+        return self._decays_by(target, name, args, kwargs) if isinstance(target, Tensor) else None
+
+    def _parameters_change(self, parameters: list[Tensor], name: str) -> Callable[[], None]:
+        """One event for changes that follow each other; then it holds whether one spoiled a parameter."""
+        draft = self.recorder.drafts[-1] if self.recorder.drafts else None
+        if draft is None or draft["kind"] != "parameter_changed":
+            self.recorder.book.refresh()
+            draft = self.recorder.emit(
+                "parameter_changed", gradients=self.recorder.book.counts(), value=0.0,
+                norm=norm_of(self.recorder.book.parameters()),
+                dtype=str(parameters[0].dtype).removeprefix("torch."), detail=name,
+            )  # fmt: skip
+        event = draft
+        sound = [p.detach().isfinite().all() for p in parameters]
+
+        def after() -> None:
+            for parameter, was in zip(parameters, sound, strict=True):
+                spoiled = was & ~parameter.detach().isfinite().all()
+                event["value"] = spoiled.float() + event["value"]
+
+        return after
+
+    def _decays_by(self, target: Tensor, name: str, args: Any, kwargs: Any) -> Callable[[], None] | None:
         half_gap = _LOW.get(target.dtype)
         if half_gap is None or target.requires_grad:
             return None
@@ -126,9 +138,9 @@ class ScriptMode(TorchFunctionMode):
         self._decays.add(draft["line"])
         old = target.detach().clone()
 
-        def after(changed: Tensor) -> None:
+        def after() -> None:
             nonzero = old != 0
-            draft["unchanged"] = ((changed.detach() == old) & nonzero).sum() / nonzero.sum().clamp(min=1)
+            draft["unchanged"] = ((target.detach() == old) & nonzero).sum() / nonzero.sum().clamp(min=1)
 
         return after
 
@@ -138,6 +150,11 @@ class ScriptMode(TorchFunctionMode):
             return
         if bool(out == 0):
             self.recorder.emit("constant", value=value, dtype=str(out.dtype).removeprefix("torch."))
+
+
+def _in_place(name: str) -> bool:
+    writes = name.endswith("_") and not name.endswith("__") and name not in _WRITE_NOTHING
+    return writes or name in _IN_PLACE
 
 
 def _kept_share(name: str, args: Any, kwargs: Any) -> float | None:

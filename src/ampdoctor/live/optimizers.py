@@ -28,6 +28,8 @@ class OptimizerCalls:
 
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._not_the_scripts:
+            if self.around.stepped_inside is not None and not self.around.elsewhere:
+                self.around.stepped_inside.append((optimizer, len(parameters_of(optimizer))))
             return
         recorder = self.recorder
         with self.around.aside():

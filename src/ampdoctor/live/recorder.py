@@ -61,7 +61,11 @@ class Recorder:
         self._unread = 0
         self._read_until = 0
         self._seen_backwards: set[Stack] = set()
-        self._attempted = False
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._turns: set[int] = set()
+        """The optimizers that had their turn in this step."""
+        self._turn_ended = 0
+        """The order of the first event after the last turn."""
 
     @property
     def order(self) -> int:
@@ -102,27 +106,43 @@ class Recorder:
 
     # -- steps
 
+    def know_optimizer(self, optimizer: Any) -> None:
+        """Nothing; a step may wait for this optimizer's turn."""
+        self._optimizers.add(optimizer)
+
     def begin_backward(self, stack: Stack) -> None:
-        """Nothing; a backward that this step has seen, after an optimizer's turn, is of the next step."""
-        if self._attempted and stack in self._seen_backwards:
-            self.step += 1
-            self._thin()
-            self.figures.append(_Figures(self.step))
-            self._seen_backwards.clear()
-            self._attempted = False
+        """Nothing; the next step begins where all optimizers had their turn, or a backward comes again."""
+        over = self._turns and self._turns >= {self.number(o) for o in self._optimizers}
+        if over or (self._turns and stack in self._seen_backwards):
+            self._begin_step()
         self._seen_backwards.add(stack)
         self.last_backward = stack
         self.figures[-1].stack = stack
 
     def attempted(self, draft: Draft) -> None:
-        """Nothing; an optimizer had its turn, whether or not it moved anything."""
-        self._attempted = True
+        """Nothing; an optimizer has its turn now, whether or not it moves anything."""
+        since = {late["kind"] for late in self.drafts[self._turn_ended :]}
+        if draft["subject"] in self._turns and "grad" in since and "backward" not in since:
+            self._begin_step()  # of a loop that calls torch.autograd.grad, and no backward
+            for late in self.drafts[self._turn_ended :]:
+                late["step"] = self.step
+        if not self.figures[-1].stack and draft["line"] is not None:
+            self.figures[-1].stack = (draft["line"],)
+        self._turns.add(draft["subject"])
+        self._turn_ended = len(self.drafts)
         self.figures[-1].attempts.append(draft)
+
+    def _begin_step(self) -> None:
+        self.step += 1
+        self._thin()
+        self.figures.append(_Figures(self.step))
+        self._seen_backwards.clear()
+        self._turns.clear()
 
     @property
     def steps_done(self) -> int:
         """Steps whose optimizer had its turn."""
-        return self.step + self._attempted
+        return self.step + bool(self._turns)
 
     @property
     def steps_skipped(self) -> int:

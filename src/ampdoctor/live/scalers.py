@@ -104,10 +104,10 @@ class ScalerCalls:
                     gradients=recorder.book.counts(parameters), dtype=dtypes_of(parameters),
                     norm=recorder.book.norm(parameters),
                 )  # fmt: skip
+                recorder.attempted(draft)
                 figures = recorder.figures[-1]
                 figures.norm = draft["norm"]
                 figures.norm_is_scaled = not draft["gradients"].get("unscaled")
-                recorder.attempted(draft)
                 outer, self.around.scaler_step = self.around.scaler_step, (scaler, draft)
                 try:
                     result = original(scaler, optimizer, *args, **kwargs)

@@ -8,9 +8,9 @@ What it means
     became NaN.
 
 How it is found
-    Between a backward and the scaler's (or the optimizer's) turn the script
-    read gradients, and changed a weight in place while the gradients' norm
-    was not finite.
+    Outside an optimizer's step the script changed weights in place while the
+    gradients' norm was not finite, and a weight that was finite before is not
+    any more.
 
 What to do
     Unscale and look at the gradients first, and leave the change out where
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampdoctor.diagnose.loop.rule import LoopRule, before, between, finding, of_kind
+from ampdoctor.diagnose.loop.rule import LoopRule, finding, of_kind
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.facts.loop import LoopTrace
 
@@ -39,11 +39,7 @@ _REMEDY = "Unscale the gradients and check that they are finite before moving we
 def check(trace: LoopTrace) -> Iterable[Finding]:
     """One finding, at the first time it happens."""
     for event in of_kind(trace, "parameter_changed"):
-        backward = before(trace, event, "backward")
-        fresh = event.gradients.get("scaled") or event.gradients.get("raw")
-        if event.finite is not False or backward is None or not fresh:
-            continue
-        if not any(between(trace, backward.order, event.order, "read_gradient")):
+        if event.finite is not False or not event.value:
             continue
         message = (
             f"In step {event.step:,} weights are changed in place ({event.detail}) by means "
