@@ -77,6 +77,7 @@ TOGETHER = (
         "attention_next_to_an_overflow",
         "attention_next_to_its_formula",
         "overflow_behind_attention_next_to_its_formula",
+        "overflow_in_attention_itself",
         "two_devices",
         "memory_in_a_rerun",
         "waits_of_a_watched_loop",
@@ -215,6 +216,21 @@ def test_a_fused_kernel_next_to_the_formula_of_the_reference(
     assert answer["sites"]["candidate"] == ATTENTION and answer["sites"]["reference"] == []
 
 
+def test_a_fault_born_in_the_fused_kernel_next_to_the_formula_of_the_reference(told: Told) -> None:
+    """Five gradients of 16,000 add up inside; two samples make the weight one more factor of 2."""
+    backward = "aten::scaled_dot_product_attention_backward"
+    line = "y = nn.functional.scaled_dot_product_attention(torch.full_like(k, 10), k, v)"
+    answers = told("overflow_in_attention_itself")
+    for answer, twin in zip(answers, (["finite", 5_000.0], ["absent", None], ["absent", None]), strict=True):
+        assert answer == [
+            "backward-overflow",
+            ["backward", "", backward, line],
+            [[backward, "finite", 80_000.0, *twin]],
+            4.0,
+            ["AMP201"],
+        ]
+
+
 def test_the_padding_of_attention_s_log_sum_exp_is_no_birth(told: Told) -> None:
     answer = told("attention_next_to_an_overflow")
     assert answer["verdict"] == "forward-overflow"
@@ -294,6 +310,8 @@ def test_watching_a_loop_waits_for_no_device(told: Told) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_two_ranks_of_a_ddp_run_each_see_their_own_values(device: str, library: Path, tmp_path: Path) -> None:
+    """Scanned between training steps, which go on as if nothing had been; with a graph that DDP takes for
+    static, and with gradients that are views of its buckets, too."""
     environment = {**os.environ, "HOST_CUDA": str(library), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
@@ -302,14 +320,19 @@ def test_two_ranks_of_a_ddp_run_each_see_their_own_values(device: str, library: 
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [rank.communicate(timeout=120) for rank in ranks]
+    said = [rank.communicate(timeout=240) for rank in ranks]
     assert all("ANSWER" in out for out, _ in said), said
-    (one, fault, weights, gradients), (other, other_fault, *same) = (
-        json.loads(out.rpartition("ANSWER")[2]) for out, _ in said
-    )
-    assert [weights, gradients] == same  # broadcast from the first rank, and averaged
-    assert (one, fault) == ("clean", None)
-    assert (other, other_fault) == ("forward-overflow", ["", "aten::mul", "h = h * h", [1]])
+    first, second = (json.loads(out.rpartition("ANSWER")[2]) for out, _ in said)
+    assert list(first) == list(second) == ["plain", "static graph", "gradients in buckets"]
+    for how in first:
+        one, other = first[how], second[how]
+        for rank in (one, other):
+            assert (rank["scanned on"], rank["parameters on"]) == (device, [device])
+        for kind in ("weights", "gradients"):  # broadcast from the first rank, and averaged ever since
+            assert one[kind] == other[kind] == first["plain"][kind] and len(one[kind]) == 4
+        assert (one["verdict"], one["fault"]) == ("clean", None)
+        assert other["verdict"] == "forward-overflow"
+        assert other["fault"] == ["", "aten::mul", "h = h * h", [1]]
 
 
 def test_the_benchmark_for_whoever_has_a_gpu_runs_on_the_device(library: Path, tmp_path: Path) -> None:

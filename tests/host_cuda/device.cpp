@@ -6,6 +6,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
 #include <optional>
@@ -184,7 +185,8 @@ struct HostHooks final : at::CUDAHooksInterface {
     return made;
   }
   Device getDeviceFromPtr(void*) const override { return {CUDA, current}; }
-  bool isPinnedPtr(const void*) const override { return false; }
+  bool isPinnedPtr(const void*) const override { return true; }  // there is no other memory
+  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -195,6 +197,14 @@ struct HostHooks final : at::CUDAHooksInterface {
   int getNumGPUs() const override { return count; }
   void deviceSynchronize(DeviceIndex) const override {}
 };
+// DistributedDataParallel times its steps on a clock of the device's kind; it asks for none of the figures.
+struct HostTimer final : c10d::Timer {
+  explicit HostTimer(Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, CUDA, HostTimer)
+}
 namespace at {
 C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", HostHooks)
 }

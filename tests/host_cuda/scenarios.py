@@ -178,6 +178,50 @@ def overflow_behind_attention_next_to_its_formula() -> Any:
     return attended(host_cuda.FLASH, 0, True)
 
 
+class AllLookAtOne(nn.Module):
+    """Every query attends to the first key alone, so that the gradients of the five add up in its value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.v = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v, k = (t.view(2, 5, 2, 4).transpose(1, 2) for t in (self.v(x), x.half() * 10))
+        y = nn.functional.scaled_dot_product_attention(torch.full_like(k, 10), k, v)
+        return (y.float() * 1000).sum()
+
+
+@scenario
+def overflow_in_attention_itself() -> Any:
+    """At a loss scale of 16: 5 times 16,000. With the kernels of the candidate and of the reference: verdict,
+    place, and the value it should have had."""
+    x = torch.full((2, 5, 8), -1.0)
+    x[:, 0] = 1.0
+    answers = []
+    for half, single in ((host_cuda.FLASH, host_cuda.FLASH), (host_cuda.FLASH, 0), (host_cuda.EFFICIENT, 0)):
+        host_cuda.ATTENTION.update({torch.float16: half, torch.float32: single})
+        work = Workload("test", AllLookAtOne(), (x,), lambda m, x: m(x))
+        trace = probe(work, Plan(device="cuda", loss_scale=16.0))
+        report, births = diagnose(trace), [b for b in trace.births if b.site is not None]
+        fault = report.first_fault
+        source = fault.source if fault is not None else None
+        answers.append(
+            [
+                report.verdict,
+                fault and [fault.phase, fault.module, fault.op, source and source.text],
+                [
+                    [b.site.op, b.rerun, b.exact_value, b.reference, b.reference_value]
+                    for b in births
+                    if b.site
+                ],
+                report.loss_scale.ceiling,
+                [f.code for f in report.findings if f.severity == "error"],
+            ]
+        )
+    return answers
+
+
 # -- a model on two devices
 
 
