@@ -112,7 +112,14 @@ def fake_tensors() -> Iterator[Crossings]:
         yield crossings
 
 
-def recorded(build: type[nn.Module], batch: Tensor, device: str, role: str, crossings: Crossings) -> Run:
+def recorded(
+    build: type[nn.Module],
+    batch: Tensor,
+    device: str,
+    role: str,
+    crossings: Crossings,
+    kind: type[observer.Observer] = observer.Observer,
+) -> Run:
     """The run of a pass over fake tensors on ``device``; the crossings are those from its first op on."""
 
     def step(model: nn.Module, batch: Tensor) -> Tensor:
@@ -129,10 +136,10 @@ def recorded(build: type[nn.Module], batch: Tensor, device: str, role: str, cros
         torch.device(device), False, 1024.0,
     )  # fmt: skip
     workload = Workload("test", model, (batch,), step)
-    return run_pass(workload, batch, precision, 0, observer.Observer)
+    return run_pass(workload, batch, precision, 0, kind)
 
 
-def all_passes(device: str) -> dict[str, Any]:
+def all_passes(device: str, kind: type[observer.Observer] = observer.Observer) -> dict[str, Any]:
     """Of each model and role: tensors counted in forward and backward, their devices, and the crossings."""
     answer: dict[str, Any] = {}
     for build in (Transformer, Convolutions):
@@ -140,7 +147,7 @@ def all_passes(device: str) -> dict[str, Any]:
             with fake_tensors() as crossings:
                 shape = (2, 5) if build is Transformer else (2, 3, 8, 8)
                 batch = torch.zeros(shape, device=device, dtype=torch.long if len(shape) == 2 else None)
-                run = recorded(build, batch, device, role, crossings)
+                run = recorded(build, batch, device, role, crossings, kind)
             phases = Counter(site.phase for site, *_ in run.observer._records)
             answer[f"{build.__name__} {role}"] = {
                 "raised": None if run.raised is None else [run.raised.type, run.raised.message],

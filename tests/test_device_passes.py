@@ -19,6 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.births import drift
+from ampdoctor.probe.births.reference_twins import ReferenceWatch
+from ampdoctor.probe.births.second_look import SecondLook
 from ampdoctor.probe.passes.one_pass import run_pass
 from ampdoctor.probe.passes.precision import candidate, reference
 from ampdoctor.probe.plan import Plan
@@ -32,8 +35,9 @@ from fake_pass import Convolutions, Transformer, all_passes, fake_tensors, recor
 # ---------------------------------------------------------------- waiting
 
 
-def test_recording_a_pass_asks_for_no_value() -> None:
-    for run in all_passes("cpu").values():
+@pytest.mark.parametrize("kind", [Observer, drift._Sampled])
+def test_recording_a_pass_asks_for_no_value(kind: type[Observer]) -> None:
+    for run in all_passes("cpu", kind).values():
         assert (run["raised"], run["backward"]) == (None, True)
         assert run["counted"]["forward"] > 15 and run["counted"]["backward"] > 25
 
@@ -105,6 +109,82 @@ def test_permuted_tensors_are_read_as_they_lie(dtype: torch.dtype) -> None:
 
     assert ops_to_count(permuted) == ops_to_count(plain)
     assert "clone" in ops_to_count(lambda: torch.empty(64, dtype=dtype)[::2])  # there are gaps
+
+
+class Small(nn.Module):
+    """A bit of everything: a product, a norm, a view, a write in place, a backward; the last goes wrong."""
+
+    def __init__(self, layout: torch.memory_format, factor: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layout, self.factor = layout, factor
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.to(memory_format=layout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(images.contiguous(memory_format=self.layout))))
+        x = x.half() * self.factor
+        x.add_(1.0)
+        return x.permute(0, 2, 3, 1).float().mean()
+
+
+def ops_of_a_pass(
+    kind: Any, side: int, layout: torch.memory_format = torch.contiguous_format, factor: float = 2.0
+) -> Counter[str]:
+    """What a candidate pass runs as on a device, and whoever looks on."""
+    batch = torch.randn(2, 4, side, side)
+    workload = Workload("test", Small(layout, factor), (batch,), lambda m, x: m(x))
+    precision = candidate(Plan(device="cpu", emulate="cpu"), torch.device("cpu"), 1.0)
+    with Ops() as ops:
+        run = run_pass(workload, batch, precision, 0, kind)
+    assert run.raised is None and run.backward_ran
+    return ops.seen
+
+
+ONLOOKERS = [Observer, drift._Sampled, SecondLook, partial(ReferenceWatch, births={})]
+
+
+@pytest.mark.parametrize("factor", [2.0, 1e6], ids=["all finite", "overflow"])
+@pytest.mark.parametrize("kind", ONLOOKERS, ids=["observer", "drift", "second look", "twins"])
+def test_whoever_looks_on_runs_as_many_ops_for_large_tensors(
+    kind: Any, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exponents, "on_host", lambda x: False)
+    small, large = (ops_of_a_pass(kind, side, factor=factor) for side in (64, 256))
+    assert large == small
+
+
+@pytest.mark.parametrize("kind", ONLOOKERS, ids=["observer", "drift", "second look", "twins"])
+def test_whoever_looks_on_copies_no_whole_tensor_of_another_layout(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exponents, "on_host", lambda x: False)
+    last, first = (ops_of_a_pass(kind, 64, f) for f in (torch.channels_last, torch.contiguous_format))
+    absent, absent_first = (
+        ops_of_a_pass(Unrecorded, 64, f) for f in (torch.channels_last, torch.contiguous_format)
+    )
+    copies = ("clone", "contiguous", "_to_copy", "copy_", "_reshape_copy")
+    extra = {name: last[name] - absent[name] for name in copies}
+    assert extra == {name: first[name] - absent_first[name] for name in copies}
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(8, 16, 9, 9).contiguous(memory_format=torch.channels_last),
+        torch.randn(40, 300).t(),
+        torch.randn(100, 200)[::2, 3:],
+        torch.randn(100, 1).expand(100, 64),
+        torch.randn(6_000).half(),
+        torch.randn(90, 70, dtype=torch.complex64).conj(),
+    ],
+    ids=["channels last", "transposed", "sliced", "expanded", "half", "conjugate"],
+)
+def test_a_sample_is_taken_in_the_order_of_the_shape(x: Tensor) -> None:
+    parts = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    flat_values = parts.reshape(-1).float()
+    at = torch.arange(drift._SAMPLE) * drift._SPREAD % flat_values.numel()
+    assert torch.equal(drift._sample(x), flat_values[at])
 
 
 # ---------------------------------------------------------------- memory

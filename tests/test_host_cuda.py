@@ -90,6 +90,7 @@ TOGETHER = (
         "memory_in_a_prescription",
     ),
     ("generators_after_a_scan", "draws_of_every_pass"),
+    ("passes_without_values", "sampled_passes_without_values"),
 )
 """Scenarios that do not care what their process did before: it takes four seconds to start one. The others,
 and those that depend on the sequence numbers of autograd's threads, have a process of their own."""
@@ -290,8 +291,9 @@ def test_programs_get_the_same_diagnosis_on_the_device_and_on_the_cpu(ask: Ask) 
     assert verdicts["no-workable-scale"] >= 5 and verdicts["clean"] <= 6, verdicts
 
 
-def test_recording_a_pass_waits_for_no_device(told: Told) -> None:
-    for run in told("passes_without_values").values():
+@pytest.mark.parametrize("passes", ["passes_without_values", "sampled_passes_without_values"])
+def test_recording_a_pass_waits_for_no_device(passes: str, told: Told) -> None:
+    for run in told(passes).values():
         assert (run["raised"], run["backward"], run["crossings"]) == (None, True, {})
         assert run["counted"]["forward"] > 15 and run["counted"]["backward"] >= 25
 

@@ -18,6 +18,7 @@ from ampdoctor.diagnose.policy import Policy
 from ampdoctor.live.recorder import Recorder
 from ampdoctor.live.watch import LoopWatch
 from ampdoctor.load.workload import Workload
+from ampdoctor.probe.births import drift
 from ampdoctor.probe.births.rerun import rerun_in_float64
 from ampdoctor.probe.plan import Plan
 from ampdoctor.probe.scan import probe
@@ -121,6 +122,12 @@ def memory_in_a_rerun() -> Any:
 @scenario
 def passes_without_values() -> Any:
     return fake_pass.all_passes("cuda")
+
+
+@scenario
+def sampled_passes_without_values() -> Any:
+    """Those of the search for the op at which values part from FP32's."""
+    return fake_pass.all_passes("cuda", drift._Sampled)
 
 
 # -- attention

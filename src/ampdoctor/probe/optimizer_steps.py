@@ -184,21 +184,23 @@ class _Steps:
         """Counts the step. False where some weights are not finite any more."""
         counted, self.moved, self.bad = {}, {}, {}
         sound = True
+        seen: dict[str, Tensor] = {}
         for name in gradients:
             before, after = self.before[0][name], self.low.data[name]
             exact_before, exact = self.before[1][name], self.exact.data[name]
             finite = torch.isfinite(exact)
             moves = finite & (exact != exact_before)
             broken = finite & torch.isfinite(before) & ~torch.isfinite(after)
-            numbers = torch.stack(
-                [
-                    t.sum()
-                    for t in (moves, moves & (before == after), broken & torch.isnan(after), broken, ~finite)
-                ]
-            ).tolist()
+            masks = (moves, moves & (before == after), broken & torch.isnan(after), broken, ~finite)
+            seen[name] = torch.stack([mask.sum() for mask in masks])
+            self.moved[name] = moves
+        # The host waits once a step.
+        table = torch.stack([t.to(self.precision.device) for t in seen.values()]).tolist() if seen else []
+        for name, numbers in zip(seen, table, strict=True):
             if not self.low.holds(name) and not numbers[0]:
+                del self.moved[name]
                 continue
-            self.moved[name], counted[name] = moves, (numbers[0], numbers[1])
+            counted[name] = numbers[0], numbers[1]
             if numbers[3]:
                 self.bad[name] = numbers[2], numbers[3] - numbers[2]
             sound &= not numbers[3] and not numbers[4]

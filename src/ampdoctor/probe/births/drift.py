@@ -6,7 +6,7 @@ is far off the error is followed back to the op at which it appears: its output 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ampdoctor.probe.passes.one_pass import run_pass
 from ampdoctor.probe.passes.precision import Precision, reference
 from ampdoctor.probe.watch.location import source_of
 from ampdoctor.probe.watch.locator import Locator, Place
+from ampdoctor.probe.watch.nonfinite import readable
 from ampdoctor.probe.watch.observer import Observer, Op, is_countable, results
 from ampdoctor.probe.watch.op_arguments import AnyOp, flat, written
 from ampdoctor.probe.watch.storage_map import StorageMap
@@ -72,6 +73,8 @@ def _parting(workload: Workload, index: int, precision: Precision, seed: int, ph
     assert isinstance(exact, _Sampled) and isinstance(ours, _Sampled)
     if any(run.raised is not None or run.interrupted for run in passes):
         return None
+    exact.read()
+    ours.read()
     return ours.parting_from(exact, index, phase)
 
 
@@ -81,9 +84,10 @@ class _Made:
 
     place: Place
     sample: Tensor
-    """On the host, float32."""
+    """Float32, where the tensor lay; on the host once ``read`` was called."""
     inputs: tuple[Site, ...]
-    largest_input: float | None
+    largest_input: Tensor | None
+    """The largest magnitude, [], beside the sample."""
     stale: tuple[str, Place] | None
     """A weight among the inputs that was changed after the cast in use, and where."""
 
@@ -118,7 +122,7 @@ class _Sampled(Observer):
         order = self.order - 1
         given = [t for t in flat((args, kwargs)) if is_countable(t)]
         inputs = tuple(dict.fromkeys(s for t in given if (s := self._site.get(t)) is not None))
-        largest = _largest(given)
+        largest = _largest(given) if op.makes_values else None
         stale = next((found for t in given if (found := self._stale(t)) is not None), None)
         outputs, unrounded = self.call(func, args, kwargs)
         for tensor in written(func, args, kwargs):
@@ -151,6 +155,17 @@ class _Sampled(Observer):
             return None
         last = self._written.get(cast.weight)
         return (cast.name, last[1]) if last is not None and last[0] > cast.order else None
+
+    def read(self) -> None:
+        """Brings the samples to the host: the pass itself waits for no device."""
+        self.made = {
+            site: replace(
+                made,
+                sample=made.sample.cpu(),
+                largest_input=None if made.largest_input is None else made.largest_input.cpu(),
+            )
+            for site, made in self.made.items()
+        }
 
     # -- against the reference
 
@@ -197,7 +212,7 @@ class _Sampled(Observer):
             kind=_kind(site, made),
             error=error,
             input_error=input_error,
-            largest_input=made.largest_input,
+            largest_input=None if made.largest_input is None else float(made.largest_input),
             changed_at=source_of(changed.line) if changed is not None else None,
             weight=name,
             scalar=made.sample.numel() == 1,
@@ -217,14 +232,25 @@ def _kind(site: Site, made: _Made) -> DriftKind:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    values = tensor.detach()
+    values = tensor.detach().resolve_conj().resolve_neg()
     if values.is_complex():
-        values = torch.view_as_real(values.resolve_conj())
-    values = values.reshape(-1)
-    if values.numel() > _SAMPLE:
-        # Not every n-th: those of a padded image may all lie in its margin.
-        values = values[torch.arange(_SAMPLE, device=values.device) * _SPREAD % values.numel()]
-    return values.to("cpu", torch.float32, copy=True)
+        values = torch.view_as_real(values)
+    if values.numel() <= _SAMPLE:
+        return values.reshape(-1).to(torch.float32, copy=True)
+    # Not every n-th: those of a padded image may all lie in its margin.
+    at = torch.arange(_SAMPLE, device=values.device) * _SPREAD % values.numel()
+    return _elements(values, at).to(torch.float32)
+
+
+def _elements(x: Tensor, at: Tensor) -> Tensor:
+    """The elements with these numbers, in the order of the shape, whatever order they lie in."""
+    place = torch.zeros_like(at)
+    for size, stride in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        place += at % size * stride
+        at = at.div(size, rounding_mode="floor")
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    found: Tensor = x.as_strided((span,), (1,)).index_select(0, place)
+    return found
 
 
 def _error(ours: Tensor, theirs: Tensor) -> float | None:
@@ -238,6 +264,11 @@ def _error(ours: Tensor, theirs: Tensor) -> float | None:
     return error / size if size > 0 and size < float("inf") and error < float("inf") else None
 
 
-def _largest(tensors: list[Tensor]) -> float | None:
-    sizes = [float(t.detach().abs().max()) for t in tensors if t.numel() and not t.is_complex()]
-    return max(sizes, default=None)
+def _largest(tensors: list[Tensor]) -> Tensor | None:
+    tensors = [t.detach() for t in tensors if t.numel() and not t.is_complex()]
+    if not tensors:
+        return None
+    # A number of the host's may go into an op of the device's, and stays where it is.
+    home = max(tensors, key=lambda t: (t.dim(), t.numel())).device
+    ends = [torch.aminmax(readable(t)) for t in tensors if t.device == home]
+    return torch.stack([torch.maximum(high, -low).double() for low, high in ends]).max()

@@ -121,7 +121,10 @@ def spacing_of(weights: Tensor) -> Tensor:
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """No tensor holds inf or NaN."""
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
+    if not tensors:
+        return True
+    device = tensors[0].device  # the host waits once
+    return bool(torch.stack([torch.isfinite(t).all().to(device) for t in tensors]).all())
 
 
 def _asks_for_closure(optimizer: torch.optim.Optimizer) -> bool:
