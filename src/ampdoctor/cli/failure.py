@@ -40,7 +40,7 @@ def explain_details(error: Exception, debug: bool, about: str = "") -> None:
         for problem in problems:
             say(f"  {_one_line(problem)}")
     if error.hint:
-        say(f"hint: {error.hint}")
+        say("\n".join(f"hint: {line}" for line in error.hint.splitlines()))
 
 
 def reason_of(error: AmpDoctorError) -> str:

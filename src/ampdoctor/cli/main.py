@@ -119,6 +119,8 @@ def _say_of_script(words: Sequence[str]) -> None:
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     if at is None or words[0] == "run" or "--script" in words[max(at - 1, 0)] + words[at]:
         return
+    if not Path(words[at]).is_file():
+        return
     line = f"hint: a training script is examined with `ampdoctor run {words[at]} --its --own args`"
     if words[0] in TAKE_SCRIPTS:
         line += f", or with `ampdoctor {words[0]} --script {words[at]} -- --its --own args`"

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ampdoctor.config.document import Document, override, read_yaml
 from ampdoctor.config.problems import describe
 from ampdoctor.config.schema import Config
+from ampdoctor.config.script_names import not_a_config
 from ampdoctor.errors import ConfigError
 from ampdoctor.files import read_bounded
 
@@ -26,10 +27,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     ConfigError names every problem at once. Paths given in ``overrides`` too start from the file's folder.
     """
     if path.suffix == ".py":
-        raise ConfigError(
-            f"{path} is a Python script, not a config",
-            f"a model in it is scanned with `--model {path}:build_model --data {path}:build_batch`",
-        )
+        raise not_a_config(path)
     return parse_config(_read(path), path, overrides)
 
 
