@@ -42,12 +42,31 @@ def wide(*arrays: Array) -> list[Array]:
 
 
 def mse(x: Array, y: Array) -> Array:
-    return half(half(half(x - y) ** 2).mean())
+    return half(half(x - y) ** 2)
 
 
 def huber(x: Array, y: Array) -> Array:
     z = np.abs(half(x - y))
-    return half(half(np.where(z < 5, 0.5 * z * z, 5 * (z - 2.5))).mean())
+    return half(np.where(z < 5, 0.5 * z * z, 5 * (z - 2.5)))
+
+
+def mse_backward(x: Array, y: Array) -> Array:
+    """Of a mean times 100, to x and y: the factor 2 / n is a half itself."""
+    return half(half(half(2 / x.size) * half(x - y)) * 100)
+
+
+def huber_backward(x: Array, y: Array) -> Array:
+    z, norm = half(x - y), half(1 / x.size)
+    return np.where(np.abs(z) > 5, half(half(np.sign(z) * norm * 100) * 5), half(half(norm * z) * 100))
+
+
+def gradient(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def of(x: Tensor, y: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        (found,) = torch.autograd.grad(loss(x, y) * 100, x)
+        return found
+
+    return of
 
 
 def smooth_l1(x: Array, y: Array) -> Array:
@@ -105,8 +124,16 @@ def steps(f: Callable[..., Any], *given: Array) -> Array:
 
 
 ROWS: dict[str, tuple[Callable[..., Tensor], tuple[Array, ...], Callable[..., Array]]] = {
-    "mse_loss": (F.mse_loss, (X, Y), mse),
-    "huber_loss": (lambda x, y: F.huber_loss(x, y, delta=5.0), (X, Y), huber),
+    "mse_loss": (lambda x, y: F.mse_loss(x, y, reduction="none"), (X, Y), mse),
+    "mean of mse_loss": (F.mse_loss, (X, Y), lambda x, y: half(mse(x, y).mean())),
+    "mse_loss, backward": (gradient(F.mse_loss), (X, Y), mse_backward),
+    "huber_loss": (lambda x, y: F.huber_loss(x, y, reduction="none", delta=5.0), (X, Y), huber),
+    "sum of huber_loss": (
+        lambda x, y: F.huber_loss(x, y, reduction="sum", delta=5.0),
+        (X, Y),
+        lambda x, y: half(huber(x, y).sum()),
+    ),
+    "huber_loss, backward": (gradient(lambda x, y: F.huber_loss(x, y, delta=5.0)), (X, Y), huber_backward),
     "smooth_l1_loss": (lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=2.0), (X, Y), smooth_l1),
     "logsumexp": (lambda x: x.logsumexp(1), (X,), logsumexp),
     "binary_cross_entropy_with_logits": (
