@@ -49,7 +49,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "diagnose": (*LEAVES, "ampdoctor.diagnose", "ampdoctor.scales"),
     "gate": (*LEAVES, "ampdoctor.gate", "ampdoctor.diagnose", "ampdoctor.scales"),
-    "store": (*LEAVES, "ampdoctor.store", "ampdoctor.gate.baseline", "pydantic", "pydantic_core"),
+    "store": (
+        *LEAVES,
+        "ampdoctor.store",
+        "ampdoctor.gate.baseline",
+        "pydantic",
+        "pydantic_core",
+        "safetensors",  # these two in bundles.py alone, itself imported only for bundles
+        "torch",
+    ),
     "remedy": (
         *LEAVES,
         "ampdoctor.remedy",
@@ -95,6 +103,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "ampdoctor.scales",
         "ampdoctor.render",
         "ampdoctor.remedy",
+        "ampdoctor.store",
         "torch",
     ),
     "pytest_plugin": (*LEAVES, "ampdoctor.api", "ampdoctor.load.live", "torch", "pytest"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ampdoctor.api import drawing_nothing
 
 if TYPE_CHECKING:
+    from ampdoctor.api.flight_recorder import FlightRecorder
     from ampdoctor.api.report import Report
     from ampdoctor.api.scan import scan
     from ampdoctor.diagnose.report import Finding, FirstFault, LossScale
@@ -25,6 +26,7 @@ __all__ = [
     "ConfigError",
     "Finding",
     "FirstFault",
+    "FlightRecorder",
     "LoadError",
     "LossScale",
     "ProbeError",
@@ -39,6 +41,7 @@ _HOMES = {
     "ConfigError": ("ampdoctor.errors", "ConfigError"),
     "Finding": ("ampdoctor.diagnose.report", "Finding"),
     "FirstFault": ("ampdoctor.diagnose.report", "FirstFault"),
+    "FlightRecorder": ("ampdoctor.api.flight_recorder", "FlightRecorder"),
     "LoadError": ("ampdoctor.errors", "LoadError"),
     "LossScale": ("ampdoctor.diagnose.report", "LossScale"),
     "ProbeError": ("ampdoctor.errors", "ProbeError"),

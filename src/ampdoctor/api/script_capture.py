@@ -35,28 +35,45 @@ class Captured:
     """Of its backward; 0 where that is not known."""
     place: Any
     """All the lines that led to it: the same backward of several micro-batches is captured once."""
+    optimizer: Any = None
+    """Whose turn it is; None for one with a closure."""
     buffers: Sequence[Saved] = ()
     """What moved in its forward, as it was before: see ``put_back``."""
 
     def config(self, title: str, overrides: Sequence[str] = ()) -> Config:
         """How the script itself runs this loss, as a config."""
+        scale = None if self.scaler is None or self.scale is None else float(self.scale)
         first = next(self.workload.model.parameters(), None)
-        low = [d for d in self.dtypes if d in (torch.float16, torch.bfloat16)]
-        built = {p.dtype for p in self.workload.model.parameters()}
-        dtype = low[0] if low else torch.bfloat16 if torch.bfloat16 in built else torch.float16
-        precision = precision_section(
-            dtype,
-            mode="autocast" if low else "none",
-            device="cpu" if first is None else first.device,
-            loss_scale=self._loss_scale(low),
-        )
-        return config_of(title, overrides, precision=precision)
+        device = "cpu" if first is None else str(first.device)
+        return loss_config(self.workload.model, self.dtypes, scale, device, title, overrides)
 
-    def _loss_scale(self, low: Sequence[torch.dtype]) -> dict[str, float] | float | None:
-        """The scaler goes on from where it is; without one FP16 is judged at 1, as BF16 is by default."""
-        if self.scaler is not None and self.scale is not None:
-            return {"dynamic": float(self.scale) or 1.0}
-        return 1.0 if torch.float16 in low else None
+
+def loss_config(
+    model: nn.Module,
+    dtypes: Sequence[torch.dtype],
+    scale: float | None,
+    device: str,
+    title: str,
+    overrides: Sequence[str] = (),
+    emulate: str | None = None,
+) -> Config:
+    """A config for a loss of this model that was computed under autocast in ``dtypes``.
+
+    ``scale``: of its scaler, which goes on from where it is. Without one (None) FP16 is judged at 1, as BF16
+    is by default.
+    """
+    low = [d for d in dtypes if d in (torch.float16, torch.bfloat16)]
+    built = {p.dtype for p in model.parameters()}
+    dtype = low[0] if low else torch.bfloat16 if torch.bfloat16 in built else torch.float16
+    unscaled = 1.0 if torch.float16 in low else None
+    precision = precision_section(
+        dtype,
+        mode="autocast" if low else "none",
+        device=device,
+        emulate=emulate,
+        loss_scale=unscaled if scale is None else {"dynamic": scale or 1.0},
+    )
+    return config_of(title, overrides, precision=precision)
 
 
 Turn = Callable[[list[Captured], Draft, bool], None]
@@ -109,7 +126,7 @@ class Capture:
             self.not_captured(error)
             return
         line = place[0][1] if place else 0
-        self._captured.append(Captured(workload, dtypes, scaler, 1.0, line, place, buffers))
+        self._captured.append(Captured(workload, dtypes, scaler, 1.0, line, place, buffers=buffers))
 
     def not_captured(self, error: AmpDoctorError) -> None:
         """Nothing; a loss that could not be run again is counted."""
@@ -134,6 +151,7 @@ class Capture:
             replace(
                 loss,
                 workload=replace(loss.workload, build_optimizer=build),
+                optimizer=optimizer,
                 scale=1.0 if loss.scaler is None else scale_of(loss.scaler),
             )
             for loss in captured

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampdoctor.api.bundle_write import Shelf
+from ampdoctor.api.flight import Flight
 from ampdoctor.api.request import plan_of
 from ampdoctor.api.script_capture import Capture, Captured
 from ampdoctor.diagnose.engine import diagnose
@@ -19,6 +21,7 @@ from ampdoctor.errors import AmpDoctorError
 from ampdoctor.facts.trace import Trace
 from ampdoctor.facts.words import Examination
 from ampdoctor.live.recorder import Draft, Recorder
+from ampdoctor.live.trigger import Trigger
 from ampdoctor.live.watch import LoopWatch
 from ampdoctor.load.script.buffers import put_back
 from ampdoctor.load.script.program import Ended, Enough, Program, as_main, run_program
@@ -39,6 +42,8 @@ class Wanted:
     """Stop at the first step that is not finite, with it examined and before weights are changed."""
     keep_going: bool = False
     """Go on after it all the same."""
+    record: Shelf | None = None
+    """Keep the steps in which something goes wrong here."""
     overrides: tuple[str, ...] = ()
     """``key=value`` of a config, over what the script does in a step that is examined."""
 
@@ -56,6 +61,7 @@ class Examiner:
         self.recorder = recorder
         self.capture = Capture(recorder, self.turn, self.begins)
         self.capture.asks_skips = lambda: wanted.until_nan or (wanted.step is None and self._first is None)
+        self.flight = None if wanted.record is None else Flight(recorder, wanted.record, Trigger())
         self.examined: list[Examined] = []
         self.traces: list[Trace] = []
         self.stopped = ""
@@ -75,6 +81,8 @@ class Examiner:
 
     def turn(self, captured: list[Captured], draft: Draft, skipped: bool) -> None:
         """The captured losses are probed, where this is the step to examine."""
+        if self.flight is not None:
+            self.flight.turn(captured, draft, skipped)
         step = self.recorder.step
         settling = skipped and draft.get("scaler") not in self._taken and self._may_settle(draft)
         if not skipped and draft.get("scaler"):

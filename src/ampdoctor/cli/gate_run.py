@@ -52,6 +52,8 @@ def subjects_of(
     steps: int | None,
 ) -> list[Subject]:
     """What there is to judge, each once. Raises ConfigError for nothing, or what goes not together."""
+    if len(configs) == 1 and configs[0].is_dir() and not traces and targets.model:
+        return [Subject(configs[0], None, targets=targets)]
     if targets.options and (configs or traces):
         raise ConfigError(
             f"{targets.options[0]} goes with no config and no trace", "--set changes a key of a config"

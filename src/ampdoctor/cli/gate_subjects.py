@@ -16,7 +16,7 @@ from ampdoctor.cli.baselines import (
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.failure import bug_words, exit_words, explain_details, reason_of
 from ampdoctor.cli.repository import path_from_here
-from ampdoctor.cli.workloads import Script, Targets, config_of
+from ampdoctor.cli.workloads import Recording, Script, Targets, config_of
 from ampdoctor.diagnose.gate_result import EXIT_CODES, NOT_MEASURED
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Report
@@ -118,11 +118,12 @@ def _judge(subject: Subject, options: GateOptions) -> list[Judged]:
     from ampdoctor.diagnose.engine import diagnose
 
     settings: Config | None = None
+    recording = Recording.named(subject.config, subject.targets, options.overrides)
     rules, policy, baseline = GateRules(), Policy(), options.baseline or DEFAULT_BASELINE
-    if subject.config is not None or subject.targets.options:
+    if recording is None and (subject.config is not None or subject.targets.options):
         settings = config_of(subject.config, subject.targets, options.overrides)
         baseline = options.baseline or settings.path(settings.gate.baseline)
-    elif subject.script is not None:
+    elif recording is not None or subject.script is not None:
         from ampdoctor.api.settings import config_of as config_of_script
 
         settings = config_of_script(subject.name, options.overrides)
@@ -144,7 +145,7 @@ def _judge(subject: Subject, options: GateOptions) -> list[Judged]:
         from ampdoctor.cli.workloads import run_probe
 
         assert settings is not None  # a subject has a config, a trace or a script
-        trace, _ = run_probe(settings, options.quiet, options.plan)
+        trace, _ = run_probe(recording or settings, options.quiet, options.plan)
     return [
         judge(diagnose(trace, policy, path_from_here(subject.config.absolute()) if subject.config else ""))
     ]

@@ -27,6 +27,7 @@ from ampdoctor.cli.shared_options import (
 )
 from ampdoctor.cli.workloads import (
     Backward,
+    Recording,
     Script,
     ScriptFile,
     ScriptModule,
@@ -198,8 +199,8 @@ def _settings(config: Path | None, targets: Targets, overrides: list[str]) -> Co
     return config_of(config, Targets(), overrides)
 
 
-def _with_loss(source: Config | Script) -> Config | Script:
-    if not isinstance(source, Script) and source.loss == "none":
+def _with_loss(source: Config | Script | Recording) -> Config | Script | Recording:
+    if not isinstance(source, (Script, Recording)) and source.loss == "none":
         raise ConfigError("loss: none leaves no gradients", hint="name a loss: {target: file.py:name}")
     return source
 

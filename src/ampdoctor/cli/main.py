@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ampdoctor.cli import explain, gate, grad_histogram, init, prescribe, report, scaler, scan, schema
+from ampdoctor.cli import explain, gate, grad_histogram, init, prescribe, replay, report, scaler, scan, schema
 from ampdoctor.cli import run as run_command
 from ampdoctor.cli.exits import FAILED, INTERRUPTED, OK, USAGE, Stop
 from ampdoctor.cli.failure import bare_words, drop, exit_words, explain_error, fail, own_bug, say
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.command("scan")(scan.scan)
 app.command("run", context_settings=run_command.SETTINGS)(run_command.run)
+app.command("replay")(replay.replay)
 app.command("prescribe")(prescribe.prescribe)
 app.command("scaler")(scaler.scaler)
 app.command("grad-histogram")(grad_histogram.grad_histogram)

@@ -29,6 +29,10 @@ _STATUS_OF_CTRL_C = 130
 """Not to be returned: newer typers return it for a Ctrl-C that came before there was anything to report."""
 
 
+_KEPT = 20
+"""Bundles that ``--record`` keeps."""
+
+
 def run(
     context: typer.Context,
     script: Annotated[
@@ -46,6 +50,12 @@ def run(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="With --until-nan: examine that step, and go on.")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep the step in which something goes wrong, for `ampdoctor replay`."
+        ),
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep the trace of the step examined, for `ampdoctor report`.")
     ] = None,
@@ -67,10 +77,12 @@ def run(
 
     program = program_of(script or ())
     check_program(program)
+    from ampdoctor.api.flight import shelf_of
     from ampdoctor.api.script_run import Wanted, run_script
     from ampdoctor.diagnose.policy import Policy
 
-    wanted = Wanted(steps, step, until_nan, keep_going)
+    shelf = None if record is None else shelf_of(record, _KEPT)
+    wanted = Wanted(steps, step, until_nan, keep_going, shelf)
     # where files go is settled before the script changes the folder
     sinks = tuple(Sink(s.format, _of_rank(s.file)) for s in sinks)
     save = _of_rank(save)

@@ -28,6 +28,7 @@ from ampdoctor.cli.shared_options import (
 from ampdoctor.cli.user_output import user_output_to_stderr
 from ampdoctor.cli.workloads import (
     Backward,
+    Recording,
     Script,
     ScriptFile,
     ScriptModule,
@@ -107,13 +108,15 @@ def scaler(
     named = Script.named(script, module, context, step, backward)
     targets = Targets(model, data, loss, optimizer)
     source = source_of(config, targets, set_ or [], named)
-    if not isinstance(source, Script):
+    if not isinstance(source, (Script, Recording)):
         _check_trains(source)
     run = _train(source, torch_scaler(first_scale, growth_interval), steps, quiet)
 
     from ampdoctor.diagnose.scaler import judge_scaler
 
-    command = "" if isinstance(source, Script) else _scan_command(source, targets, set_ or [], first_scale)
+    command = ""
+    if not isinstance(source, (Script, Recording)):
+        command = _scan_command(source, targets, set_ or [], first_scale)
     report = judge_scaler(run, policies, growth_interval, command)
     write_document(SCALER[format_](report, drawing(output)), output)
     if run.interrupted:
@@ -171,7 +174,7 @@ def _check_trains(settings: Config) -> None:
         raise _NEEDS_OPTIMIZER
 
 
-def _train(source: Config | Script, setup: ScalerSettings, steps: int, quiet: bool) -> ScalerRun:
+def _train(source: Config | Script | Recording, setup: ScalerSettings, steps: int, quiet: bool) -> ScalerRun:
     """The run of what is examined. The user's prints go to stderr: stdout is the document."""
     with user_output_to_stderr(), progress_bar(quiet) as progress:
         progress("loading", 0, 1)
@@ -179,6 +182,8 @@ def _train(source: Config | Script, setup: ScalerSettings, steps: int, quiet: bo
         from ampdoctor.probe.train import train
 
         with opened(source) as (workload, settings):
+            if workload.build_optimizer is None and isinstance(source, Recording):
+                raise ConfigError("the bundle's optimizer is none of torch.optim: it cannot be made here")
             if workload.build_optimizer is None:
                 raise ConfigError(
                     "this step's optimizer works with a closure: there is no step of it to repeat",

@@ -115,10 +115,37 @@ class Script:
         return Script(program, step, line)
 
 
+@dataclass(frozen=True)
+class Recording:
+    """A bundle in a config's place."""
+
+    folder: Path
+    model: str | None = None
+    """``file.py:build_model``, for a model that the bundle cannot make itself."""
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> str:
+        """The words that name it on a command line."""
+        return shlex.join([str(self.folder), *(() if self.model is None else ("--model", self.model))])
+
+    @staticmethod
+    def named(config: Path | None, targets: Targets, overrides: Sequence[str]) -> Recording | None:
+        """The bundle, where a folder stands in a config's place. ConfigError for options of no use to it."""
+        if config is None or not config.is_dir():
+            return None
+        other = next((option for option in targets.options if option != "--model"), None)
+        if other is not None:
+            raise ConfigError(
+                f"{other} and a bundle do not go together", "the bundle holds its batch and its loss"
+            )
+        return Recording(config, targets.model, tuple(overrides))
+
+
 def source_of(
     config: Path | None, targets: Targets, overrides: Sequence[str], script: Script | None = None
-) -> Config | Script:
-    """What to examine: a config from a file or from the options, or a script.
+) -> Config | Script | Recording:
+    """What to examine: a config from a file or from the options, a script, or a bundle.
 
     Raises ConfigError where none or several are given.
     """
@@ -131,6 +158,9 @@ def source_of(
                 hint="change what the script does: --set precision.dtype=bfloat16",
             )
         return replace(script, overrides=tuple(overrides))
+    recording = Recording.named(config, targets, overrides)
+    if recording is not None:
+        return recording
     return config_of(config, targets, overrides)
 
 
@@ -159,13 +189,19 @@ def config_of(config: Path | None, targets: Targets, overrides: Sequence[str]) -
 
 
 @contextmanager
-def opened(source: Config | Script) -> Iterator[tuple[Workload, Config]]:
+def opened(source: Config | Script | Recording) -> Iterator[tuple[Workload, Config]]:
     """What to examine, loaded, and the config that says how; a script's is made of what it does itself."""
     if isinstance(source, Script):
         from ampdoctor.api.script_load import scripted
 
         with scripted(source.program, source.step, source.line, source.overrides) as found:
             yield found
+        return
+    if isinstance(source, Recording):
+        from ampdoctor.api.bundle_load import bundled
+
+        with bundled(source.folder, source.model, source.overrides) as (workload, settings, _):
+            yield workload, settings
         return
     from ampdoctor.load import load
     from ampdoctor.probe.cuda.on_cpu import requested_autocast
@@ -176,7 +212,7 @@ def opened(source: Config | Script) -> Iterator[tuple[Workload, Config]]:
 
 
 def run_probe(
-    source: Config | Script, quiet: bool, plan: Path | None = None, after_steps: int = 0
+    source: Config | Script | Recording, quiet: bool, plan: Path | None = None, after_steps: int = 0
 ) -> tuple[Trace, Config]:
     """The trace of what is examined, under the plan in this file where one is named; and its config.
 
@@ -207,8 +243,10 @@ def run_probe(
             return probe(workload, request, progress), settings
 
 
-def _check_trains(source: Config | Script) -> None:
+def _check_trains(source: Config | Script | Recording) -> None:
     """Nothing; ConfigError for what --after-steps cannot train."""
+    if isinstance(source, Recording):
+        raise ConfigError("--after-steps is of a config: a bundle holds one step, and one batch")
     if isinstance(source, Script):
         raise ConfigError(
             "--after-steps is of a config: a script takes steps of its own", hint="--step names one of them"

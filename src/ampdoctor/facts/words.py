@@ -161,3 +161,9 @@ TreatmentKind = Literal["loss-scale", "fp32", "scale-per-part", "formulation", "
 
 IslandOutput = Literal["fp32", "cast"]
 """What becomes of the outputs of modules that run in FP32: they stay so, or are cast back."""
+
+# ---------------------------------------------------------------- what was kept of a run
+
+RecordedFor = Literal["loss", "gradients", "skips", "spike"]
+"""Why a step was recorded: its loss is no finite number; its gradients hold one that is none; a scaler
+skipped many in a row, or at a scale below 1; its loss is far above those before."""

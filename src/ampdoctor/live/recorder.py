@@ -188,6 +188,11 @@ class Recorder:
             self.every,
         )
 
+    def timeline(self) -> list[Moment]:
+        """The steps until now, in figures."""
+        self.read()
+        return self._moments()
+
     def _moments(self) -> list[Moment]:
         found = []
         for figures in self.figures:

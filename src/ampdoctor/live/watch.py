@@ -30,12 +30,17 @@ Wrapper = Callable[[Any], Any]
 class LoopWatch:
     """While open, what the script does around its steps is recorded."""
 
+    is_open = False
+    """One of this process is."""
+
     def __init__(self, recorder: Recorder, listener: Listener) -> None:
         self.around = Around(recorder, listener)
         self.ranks = Ranks(self.around)
         self._undo = ExitStack()
 
     def __enter__(self) -> LoopWatch:
+        LoopWatch.is_open = True
+        self._undo.callback(setattr, LoopWatch, "is_open", False)
         for owner, name, make in _wrappers(self.around, self.ranks):
             original = getattr(owner, name)
             own = name in vars(owner)

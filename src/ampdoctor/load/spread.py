@@ -33,9 +33,9 @@ def undistributed(model: nn.Module, reduced: Iterable[nn.Module], undo: list[Und
             continue
         for tensors in (module._parameters, module._buffers):
             for name, tensor in list(tensors.items()):
-                if tensor is None or not (id(tensor) in watched or _is_spread(tensor)):
+                if tensor is None or not (id(tensor) in watched or is_spread(tensor)):
                     continue
-                spread |= _is_spread(tensor)
+                spread |= is_spread(tensor)
                 if id(tensor) not in instead:  # tied weights stay tied
                     instead[id(tensor)] = _whole(tensor)
                 undo.append(partial(setattr, module, name, tensor))
@@ -54,10 +54,10 @@ def original_of(parameter: Tensor) -> Tensor:
 
 def gathered(tensor: Tensor) -> Tensor:
     """The whole of a DTensor, as a plain tensor; any other as it is."""
-    return tensor.full_tensor() if _is_spread(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.full_tensor() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def _is_spread(tensor: Tensor) -> bool:
+def is_spread(tensor: Tensor) -> bool:
     distributed = sys.modules.get("torch.distributed.tensor")
     return distributed is not None and isinstance(tensor, distributed.DTensor)
 

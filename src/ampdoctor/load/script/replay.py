@@ -24,13 +24,37 @@ __ampdoctor_replays_user_code__ = True
 
 
 @dataclass(frozen=True)
-class _Input:
+class Place:
+    """Where a tensor is in the batch."""
+
     index: int
-    """Place in the batch."""
 
 
 class Roots(nn.Module):
     """The root modules of a script, by the names the script has for them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A workload's step: runs recorded calls again, and gives their loss."""
+
+    nodes: list[Node]
+    """Each after those that it needs."""
+    end: Ref
+    """The loss."""
+    places: dict[int, Place]
+    """Identity of a leaf's tensor -> its place in the batch."""
+    dtypes: tuple[torch.dtype, ...]
+    """Of the autocast in it."""
+
+    def __call__(self, _: nn.Module, batch: Any) -> Any:
+        # only where the script itself opened autocast: where a CPU imitates CUDA, the two are one
+        devices = sorted({device for node in self.nodes for device in node.autocast})
+        results: dict[int, list[Tensor]] = {}
+        with _autocast_as_asked(self.dtypes[0] if self.dtypes else None):
+            for node in self.nodes:
+                results[id(node)] = _replay(node, devices, results, self.places, batch)
+        return results[id(self.end.node)][self.end.index]
 
 
 def workload_of(
@@ -38,7 +62,7 @@ def workload_of(
 ) -> tuple[Workload, tuple[torch.dtype, ...], list[Saved]]:
     """What led to ``root``, the dtypes of autocast in it, and buffers as they were before it.
 
-    Raises LoadError where it cannot be run again.
+    Its step is a ``Replay``. Raises LoadError where it cannot be run again.
     """
     ref = tape.ref(root)
     if ref is None:
@@ -47,11 +71,11 @@ def workload_of(
         raise LoadError("backward began from a tensor that is no single number")
     nodes = _in_order(ref.node)
     leaves: list[Tensor] = []
-    places: dict[int, _Input] = {}
+    places: dict[int, Place] = {}
     for node in nodes:
         if node.refused is not None:
             raise node.refused
-        for leaf in _leaves((node.args, node.kwargs)):
+        for leaf in leaves_in((node.args, node.kwargs)):
             tensor = leaf.tensor
             if leaf.foreign:
                 raise LoadError("a tensor in it was made by a computation that was not recorded")
@@ -62,25 +86,14 @@ def workload_of(
             if not tensor.is_inference() and tensor._version != leaf.version:
                 raise LoadError("a tensor of its batch was changed in place since")
             if id(tensor) not in places:
-                places[id(tensor)] = _Input(len(leaves))
+                places[id(tensor)] = Place(len(leaves))
                 leaves.append(tensor)
     model = _model_of(nodes, tape)
-
-    # only where the script itself opened autocast: where a CPU imitates CUDA, the two are one
-    devices = sorted({device for node in nodes for device in node.autocast})
-
-    def step(_: nn.Module, batch: Any) -> Any:
-        results: dict[int, list[Tensor]] = {}
-        with _autocast_as_asked(dtypes[0] if dtypes else None):
-            for node in nodes:
-                results[id(node)] = _replay(node, devices, results, places, batch)
-        return results[id(ref.node)][ref.index]
-
     dtypes = tuple(dict.fromkeys(d for node in nodes for d in node.autocast.values()))
     if tape.inner_autocast is not None:
         dtypes = dtypes or (tape.inner_autocast,)
     buffers = [saved for node in nodes for saved in node.buffers]
-    return Workload(title, model, (tuple(leaves),), step), dtypes, buffers
+    return Workload(title, model, (tuple(leaves),), Replay(nodes, ref, places, dtypes)), dtypes, buffers
 
 
 @contextmanager
@@ -104,7 +117,7 @@ def _autocast_as_asked(recorded: torch.dtype | None) -> Iterator[None]:
 
 
 def _replay(
-    node: Node, devices: list[str], results: dict[int, list[Tensor]], places: dict[int, _Input], batch: Any
+    node: Node, devices: list[str], results: dict[int, list[Tensor]], places: dict[int, Place], batch: Any
 ) -> list[Tensor]:
     replayed_line = node.line  # noqa: F841  read from this frame by watch.location
     args = _opened(node.args, results, places, batch)
@@ -120,7 +133,7 @@ def _replay(
     return list(tensors_in(args[0] if node.in_place else out))
 
 
-def _opened(value: Any, results: dict[int, list[Tensor]], places: dict[int, _Input], batch: Any) -> Any:
+def _opened(value: Any, results: dict[int, list[Tensor]], places: dict[int, Place], batch: Any) -> Any:
     """The sealed value with this run's tensors in the places of the recorded ones."""
 
     def open_(sealed: Ref | Leaf) -> Any:
@@ -137,7 +150,8 @@ def _sealed_in(value: Any) -> Iterator[Ref | Leaf]:
     return found_in(value, (Ref, Leaf))
 
 
-def _leaves(value: Any) -> Iterator[Leaf]:
+def leaves_in(value: Any) -> Iterator[Leaf]:
+    """Every tensor from outside in a call's arguments."""
     return (sealed for sealed in _sealed_in(value) if isinstance(sealed, Leaf))
 
 
@@ -167,7 +181,7 @@ def _model_of(nodes: list[Node], tape: Tape) -> nn.Module:
     given = {
         id(leaf.tensor): leaf.tensor
         for node in nodes
-        for leaf in _leaves((node.args, node.kwargs))
+        for leaf in leaves_in((node.args, node.kwargs))
         if isinstance(leaf.tensor, nn.Parameter)
     }
     owned = {id(p) for root in roots for p in root.parameters()} if given else set()
