@@ -32,6 +32,8 @@ class GradientBook:
 
     def __init__(self) -> None:
         self._standings: dict[int, Standing] = {}
+        self.stale = True
+        """The script has called something since gradients were last looked at, and may have changed them."""
         self._counted: dict[GradientKind, int] | None = None
         """How many of all stand how; None: to be counted."""
         self._clipped: tuple[list[int], Tensor] | None = None
@@ -43,7 +45,7 @@ class GradientBook:
             known = self._standings.get(id(parameter))
             if known is None or known.parameter() is not parameter:
                 self._standings[id(parameter)] = Standing(weakref.ref(parameter))
-                self._counted = None
+                self._counted, self.stale = None, True
 
     def knows(self, tensor: object) -> bool:
         """The tensor is a parameter that is followed."""
@@ -56,6 +58,9 @@ class GradientBook:
 
     def refresh(self) -> None:
         """Nothing; gradients that the script removed or changed since are marked so."""
+        if not self.stale:
+            return
+        self.stale = False
         gone = []
         for key, standing in self._standings.items():
             parameter = standing.parameter()
@@ -71,7 +76,7 @@ class GradientBook:
                     continue
             elif before is not None and before[0] == id(gradient) and before[1] == gradient._version:
                 continue
-            standing.signature = _signature(parameter)
+            standing.signature = None if gradient is None else (id(gradient), gradient._version)
             standing.kind = None if gradient is None else "edited"
             self._changed()
         for key in gone:
@@ -97,10 +102,13 @@ class GradientBook:
 
     def cleared(self, parameters: Iterable[Tensor]) -> None:
         """Nothing; these gradients were set to zero or None."""
-        for standing in self._of(parameters):
-            parameter = standing.parameter()
+        for parameter in parameters:
+            standing = self._standings.get(id(parameter))
+            if standing is None:
+                continue
+            gradient = parameter.grad
             standing.kind = None
-            standing.signature = None if parameter is None else _signature(parameter)
+            standing.signature = None if gradient is None else (id(gradient), gradient._version)
         self._changed()
 
     def backward(self, order: int, scaled: bool) -> list[tuple[Tensor, GradientKind | None, int]]:
@@ -110,17 +118,16 @@ class GradientBook:
         self._changed()
         for standing in self._standings.values():
             parameter = standing.parameter()
-            if parameter is None:
+            if parameter is None or (gradient := parameter.grad) is None:
                 continue
-            signature = _signature(parameter)
-            if signature is None or signature == standing.signature:
+            signature, before = (id(gradient), gradient._version), standing.kind
+            if signature == standing.signature:
                 continue
-            touched.append((parameter, standing.kind, standing.since))
+            touched.append((parameter, before, standing.since))
             standing.signature = signature
-            if standing.kind in (None, kind):
-                standing.since = order if standing.kind is None else standing.since
-                standing.kind = kind
-            elif standing.kind != "edited":
+            if before is None:
+                standing.since, standing.kind = order, kind
+            elif before != kind and before != "edited":
                 standing.kind = "mixed"
         return touched
 
@@ -131,11 +138,15 @@ class GradientBook:
             "raw": "overdivided",
             "unscaled": "overdivided",
         }
-        for standing in self._of(parameters):
-            if standing.kind is not None:
-                standing.kind = following.get(standing.kind, standing.kind)
+        for parameter in parameters:
+            standing = self._standings.get(id(parameter))
+            if standing is None:
+                continue
+            gradient, before = parameter.grad, standing.kind
+            standing.signature = None if gradient is None else (id(gradient), gradient._version)
+            if before is not None:
+                standing.kind = following.get(before, before)
                 standing.unscaled_at = order
-        self.kept(parameters)
         self._changed()
 
     def clipped(self, parameters: Iterable[Tensor], norm: Tensor, largest: float) -> None:
@@ -151,27 +162,22 @@ class GradientBook:
 
     def kept(self, parameters: Iterable[Tensor]) -> None:
         """Nothing; what changed these gradients is known, and they stand as before."""
-        for standing in self._of(parameters):
-            parameter = standing.parameter()
-            if parameter is not None:
-                standing.signature = _signature(parameter)
+        for parameter in parameters:
+            standing = self._standings.get(id(parameter))
+            if standing is None:
+                continue
+            gradient = parameter.grad
+            standing.signature = None if gradient is None else (id(gradient), gradient._version)
 
     def _changed(self) -> None:
         self._counted = self._clipped = None
 
-    def _of(self, parameters: Iterable[Tensor] | None) -> list[Standing]:
-        if parameters is None:
-            return list(self._standings.values())
+    def _of(self, parameters: Iterable[Tensor]) -> list[Standing]:
         return [s for p in parameters if (s := self._standings.get(id(p))) is not None]
 
 
 def _counted(standings: Iterable[Standing]) -> dict[GradientKind, int]:
     return dict(collections.Counter(s.kind for s in standings if s.kind is not None))
-
-
-def _signature(parameter: Tensor) -> tuple[int, int] | None:
-    gradient = parameter.grad
-    return None if gradient is None else (id(gradient), gradient._version)
 
 
 def norm_of(parameters: Iterable[Tensor]) -> Tensor | None:

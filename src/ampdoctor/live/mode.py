@@ -55,6 +55,7 @@ class ScriptMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.recorder.book.stale = True
         if self.muted:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")

@@ -29,6 +29,7 @@ class ModuleCalls:
             self.around.module_depth += 1
             try:
                 with self.around.mode.aside():
+                    self.recorder.book.stale = True
                     self.recorder.emit("forward", subject=self.recorder.number(module))
                     return self.listener.root(module, args, kwargs, lambda: original(module, *args, **kwargs))
             finally:
