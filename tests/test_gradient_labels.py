@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampdoctor.render.gradients.labels import labels
+from ampdoctor.render.labels import labels
 
 
 @pytest.mark.parametrize(

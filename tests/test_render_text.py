@@ -106,6 +106,7 @@ REPORT = """\
 
  2 passes, 1.9 s. Weights, buffers and RNG are as they were.
  Not seen: real GPU kernels (AMP901).
+ headroom: bits to the format's end; underflow: what its own ops round to 0
 """
 
 

@@ -9,7 +9,7 @@ import typer
 
 from ampdoctor.cli.clock import today
 from ampdoctor.cli.exits import FAILED, Stop
-from ampdoctor.cli.shared_options import Debug
+from ampdoctor.cli.shared_options import Debug, Ops
 from ampdoctor.cli.sinks import FORMAT_HELP, OUTPUT_HELP, emit, sinks_of
 from ampdoctor.errors import ConfigError
 from ampdoctor.facts.trace import Trace
@@ -25,6 +25,7 @@ def report(
         list[str] | None, typer.Option("--output", "-o", metavar="[FORMAT=]FILE", help=OUTPUT_HELP)
     ] = None,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer.")] = False,
+    ops: Ops = False,
     debug: Debug = False,
 ) -> None:
     """Print the report of a saved trace, without running anything."""
@@ -38,7 +39,7 @@ def report(
 
         policy = policy_of(load_config(config), today())
     result = diagnose(read_saved(trace), policy, str(config or ""))
-    emit(result, sinks, all_layers)
+    emit(result, sinks, all_layers, ops)
     if result.verdict == "not-measured":
         raise Stop(f"error: nothing was measured: {result.sentence}", FAILED)
 

@@ -17,6 +17,7 @@ from ampdoctor.cli.shared_options import (
     Debug,
     LossTarget,
     ModelTarget,
+    Ops,
     OptimizerTarget,
     Overrides,
     PlanFile,
@@ -63,6 +64,7 @@ def scan(
         Path | None, typer.Option(help="Keep the trace, for `ampdoctor report` (.json or .json.gz).")
     ] = None,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer.")] = False,
+    ops: Ops = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -82,7 +84,7 @@ def scan(
     if save is not None:
         save_trace(trace, save)
     result = diagnose(trace, policy, path_from_here(settings.file))
-    emit(result, sinks, all_layers)
+    emit(result, sinks, all_layers, ops)
     if trace.interrupted:
         raise Stop("interrupted: the report covers what was measured until then", FAILED)
     if result.verdict == "not-measured":

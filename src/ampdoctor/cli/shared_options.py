@@ -19,5 +19,6 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config.")
 ]
 PlanFile = Annotated[Path | None, typer.Option(help="Measure under this plan.yaml of `prescribe`.")]
+Ops = Annotated[bool, typer.Option("--ops", help="Show which op ran in which dtype, by module.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,13 +45,14 @@ def sinks_of(format_name: str, outputs: Sequence[str] | None) -> tuple[Sink, ...
     return (*stdout, *(sink for sink, _ in sinks))
 
 
-def emit(report: Report, sinks: Sequence[Sink], all_layers: bool) -> None:
+def emit(report: Report, sinks: Sequence[Sink], all_layers: bool, ops: bool = False) -> None:
     """Nothing; the report is on stdout and in every file that was asked for."""
     from ampdoctor.render import FORMATS
 
     for sink in sinks:
         write_document(
-            FORMATS[sink.format](report, drawing(sink.file, all_layers, [report.config])), sink.file
+            FORMATS[sink.format](report, replace(drawing(sink.file, all_layers, [report.config]), ops=ops)),
+            sink.file,
         )
     if any(sink.format == "github" for sink in sinks):
         append_job_summary([report], all_layers)

@@ -10,6 +10,7 @@ from ampdoctor.diagnose.gradient_histogram import gradient_histogram_of
 from ampdoctor.diagnose.inferred import INFERRED_ID
 from ampdoctor.diagnose.layers import layer_rows, parameter_rows
 from ampdoctor.diagnose.loss_scale import loss_scale_of
+from ampdoctor.diagnose.ops import op_rows
 from ampdoctor.diagnose.outcome import find_pass
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Finding, LossRow, Report
@@ -39,6 +40,7 @@ def diagnose(trace: Trace, policy: Policy = DEFAULT_POLICY, config: str = "") ->
         losses=_losses(trace),
         layers=layer_rows(reading),
         parameters=parameter_rows(trace),
+        ops=op_rows(trace),
         loss_scale=loss_scale_of(reading),
         findings=_findings(found, reading),
         not_seen=tuple(_not_seen(reading)),

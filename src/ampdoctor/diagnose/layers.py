@@ -15,12 +15,17 @@ from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.facts.floats import FLOAT_FORMATS
 from ampdoctor.facts.site import Site
 from ampdoctor.facts.trace import Pass, SiteRecord, Trace
-from ampdoctor.facts.words import Phase
+from ampdoctor.facts.words import Phase, Verdict
 from ampdoctor.scales.gradient_harm import lost_fraction, without_noise
+
+_OF_BACKWARD: frozenset[Verdict] = frozenset(
+    ("backward-undefined", "no-workable-scale", "backward-overflow", "gradient-underflow")
+)
+"""Verdicts that are about gradients."""
 
 
 def layer_rows(reading: Reading) -> tuple[LayerRow, ...]:
-    """One row per module that made a tensor, worst first."""
+    """One row per module that made a tensor: the fault's, then the worst in what the verdict is about."""
     trace = reading.trace
     forward: dict[str, list[ForwardRange]] = defaultdict(list)
     gradient: dict[str, list[GradientRange]] = defaultdict(list)
@@ -49,7 +54,9 @@ def layer_rows(reading: Reading) -> tuple[LayerRow, ...]:
         for position, m in enumerate(trace.modules)
         if m.path in forward or m.path in gradient
     ]
-    return tuple(sorted(rows, key=_row_badness, reverse=True))
+    badness = _backward_badness if reading.verdict in _OF_BACKWARD else _row_badness
+    origin = reading.basis.birth.site.module if reading.basis and reading.basis.birth.site else None
+    return tuple(sorted(rows, key=lambda row: (row.module == origin, badness(row)), reverse=True))
 
 
 def parameter_rows(trace: Trace) -> tuple[ParameterRow, ...]:
@@ -152,6 +159,14 @@ def _row_badness(row: LayerRow) -> tuple[bool, float, float]:
     headroom = _or(row.forward.headroom_bits, math.inf) if row.forward else math.inf
     underflow = _or(row.gradient.underflow_fraction, 0.0) if row.gradient else 0.0
     return bool(row.born), -headroom, underflow
+
+
+def _backward_badness(row: LayerRow) -> tuple[bool, float, float]:
+    """Non-finite gradients first, then the most gradient lost, then the largest gradient."""
+    if row.gradient is None:
+        return False, -1.0, -1.0
+    spoiled = row.gradient.nan + row.gradient.inf > 0
+    return spoiled, _or(row.gradient.underflow_fraction, 0.0), _or(row.gradient.absmax, 0.0)
 
 
 def _or(value: float | None, default: float) -> float:

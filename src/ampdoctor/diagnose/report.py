@@ -181,6 +181,24 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
+class OpRow:
+    """An op of one module that makes floating-point tensors of one dtype, in the first batch's pass."""
+
+    module: str
+    phase: Phase
+    op: str
+    dtype: str
+    """Of what it makes."""
+    calls: int
+    elements: int
+    """That all calls make."""
+    by_autocast: bool
+    """A cast that autocast puts in, or its derivative: the user's line converts nothing."""
+    bytes_moved: int
+    """What such casts read and write; 0 for every other op, of which it is not known."""
+
+
+@dataclass(frozen=True)
 class ParameterRow:
     """One parameter's gradient against the reference's."""
 
@@ -313,6 +331,8 @@ class Report:
     the document, which is the same for a trace that was kept."""
     waivers: tuple[WaiverState, ...] = ()
     """Those of the config, with what they still do."""
+    ops: tuple[OpRow, ...] = ()
+    """In the order in which they ran."""
     gate: GateResult | None = None
     """The gate's word on it; None for a report that no gate has judged."""
 
@@ -335,6 +355,7 @@ class Report:
             "run_up": to_json(self.run_up),
             "losses": to_json(self.losses),
             "layers": to_json(self.layers),
+            "ops": to_json(self.ops),
             "parameters": [_parameter(row) for row in self.parameters],
             "loss_scale": to_json(self.loss_scale),
             "gradient_histogram": to_json(self.gradient_histogram),

@@ -12,7 +12,7 @@ from ampdoctor.diagnose.wording import number, percent
 WORST = 8
 """Rows that are shown where not all are asked for."""
 _FULL = 16.0
-"""Bits of headroom at which a bar is empty: FP16 has as many between 1 and its end."""
+"""Bits of headroom at which a bar is full: FP16 has as many between 1 and its end."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,13 @@ def _headroom_sort(row: LayerRow) -> float | None:
     return row.forward.headroom_bits if row.forward is not None else None
 
 
-def used(headroom_bits: float | None) -> float | None:
-    """Percent of a headroom bar that is filled: full at the end of the range, empty 16 bits below it."""
-    return None if headroom_bits is None else 100.0 * min(max(1 - headroom_bits / _FULL, 0.0), 1.0)
+def left(headroom_bits: float | None) -> float | None:
+    """Percent of a headroom bar that is filled: empty at the end of the range, full 16 bits below it."""
+    return None if headroom_bits is None else 100.0 * min(max(headroom_bits / _FULL, 0.0), 1.0)
+
+
+TERMS = "headroom: bits to the format's end; underflow: what its own ops round to 0"
+"""The columns' words that a newcomer asks about, in one line of a terminal."""
 
 
 def _gradient(row: LayerRow) -> str:
@@ -116,7 +120,7 @@ COLUMNS = (
         _absmax,
         _absmax_sort,
         7,
-        "of what the module's own ops made in forward",
+        "largest value that the module's own ops made in forward",
     ),
     Column(
         "headroom",
@@ -125,8 +129,8 @@ COLUMNS = (
         _headroom,
         _headroom_sort,
         9,
-        "bits to the end of the range; a full bar has none left",
-        lambda row: used(_headroom_sort(row)),
+        "bits to the end of the range",
+        lambda row: left(_headroom_sort(row)),
     ),
     Column(
         "gradient",
@@ -135,7 +139,7 @@ COLUMNS = (
         _gradient,
         _gradient_sort,
         8,
-        "the largest, divided by the loss scale",
+        "the same in backward, divided by the loss scale",
     ),
     Column(
         "underflow",
@@ -144,6 +148,6 @@ COLUMNS = (
         _underflow,
         lambda row: row.gradient.underflow_fraction if row.gradient is not None else None,
         9,
-        "gradient elements that rounding makes zero",
+        "gradient elements that its own ops round to zero, whether a parameter loses by it or not",
     ),
 )

@@ -6,9 +6,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ampdoctor.diagnose.report import Report
+from ampdoctor.render.labels import labels
 from ampdoctor.render.layer_columns import COLUMNS, name_of, shown_rows
 from ampdoctor.render.options import Options
-from ampdoctor.render.words import shortened, words
+from ampdoctor.render.words import words
 
 _GAP = 2
 
@@ -23,8 +24,9 @@ def layers_section(report: Report, options: Options) -> Table:
     for _ in COLUMNS:
         table.add_column(justify="right", no_wrap=True, overflow="crop")
     table.add_row(Text(heading, "bold"), *(Text(column.head, "dim") for column in COLUMNS))
-    for row in rows:
-        name = shortened(f"{name_of(row)} {row.type}", name_width - 1, options)
+    dots = "…" if options.unicode else "..."
+    names = labels([name_of(row) for row in rows], [row.type for row in rows], name_width - 1, dots)
+    for row, name in zip(rows, names, strict=True):
         cells = (f" {name}", *(column.cell(row) for column in COLUMNS))
         table.add_row(*(words(cell, style="red" if row.born else "") for cell in cells))
     return table

@@ -26,6 +26,8 @@ class Options:
     """The output can show more than ASCII."""
     all_layers: bool = False
     """Every layer, in the model's own order, instead of the worst few."""
+    ops: bool = False
+    """Every op with its dtype, in formats that are short without."""
     base: str = ""
     """Folder that source paths are shown relative to; '' shows the file's name alone."""
     root: str = ""

@@ -14,8 +14,10 @@ from ampdoctor.diagnose.wording import count_words, format_name, in_mode, place
 from ampdoctor.facts.environment import Environment
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import findings_section, waivers_section
+from ampdoctor.render.layer_columns import TERMS
 from ampdoctor.render.layers_text import layers_section
 from ampdoctor.render.loss_scale_text import loss_scale_section
+from ampdoctor.render.ops_text import ops_section
 from ampdoctor.render.options import Options
 from ampdoctor.render.run_up_columns import cells
 from ampdoctor.render.terminal import as_text
@@ -84,6 +86,8 @@ def _sections(report: Report, options: Options) -> Iterator[RenderableType]:
         yield labelled([("Waivers", waivers_section(report.waivers))])
     if report.layers:
         yield layers_section(report, options)
+    if options.ops and report.ops:
+        yield ops_section(report, options)
 
 
 def fault_lines(fault: FirstFault, options: Options) -> list[tuple[str, RenderableType]]:
@@ -139,4 +143,6 @@ def _closing(report: Report) -> Group:
     ]
     if report.not_seen:
         lines.append(words("Not seen: " + "; ".join(report.not_seen) + ".", style="dim"))
+    if report.layers:
+        lines.append(words(TERMS, style="dim"))
     return Group(*lines)

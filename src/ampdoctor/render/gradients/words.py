@@ -14,8 +14,8 @@ from ampdoctor.diagnose.wording import (
     short_op,
     two_to,
 )
-from ampdoctor.render.gradients.labels import labels
 from ampdoctor.render.gradients.page import Page
+from ampdoctor.render.labels import labels
 from ampdoctor.scales.powers_of_two import GradientTensor, ceiling_of
 from ampdoctor.scales.reading import Window
 from ampdoctor.scales.selection import ACTIVATIONS, PARAMETERS

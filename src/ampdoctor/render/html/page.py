@@ -18,7 +18,7 @@ from ampdoctor.render.findings_text import waiver_words
 from ampdoctor.render.html import view
 from ampdoctor.render.html.charts import gradient_chart, sweep_chart
 from ampdoctor.render.html.timeline import timeline
-from ampdoctor.render.layer_columns import COLUMNS, name_of, used
+from ampdoctor.render.layer_columns import COLUMNS, left, name_of
 from ampdoctor.render.loss_scale_text import (
     configured_words,
     judged_word,
@@ -26,6 +26,7 @@ from ampdoctor.render.loss_scale_text import (
     limit_lines,
     settling_lines,
 )
+from ampdoctor.render.ops_text import casts_sentence, moved, op_name
 from ampdoctor.render.options import Options
 from ampdoctor.render.places import source_words
 from ampdoctor.render.run_up_columns import cells
@@ -117,6 +118,7 @@ def _view(report: Report, options: Options) -> dict[str, Any]:
     return {
         **_common(report, options),
         "fault": report.first_fault,
+        "ops": report.ops if options.ops else (),
         "environment": report.environment,
         "where": environment_words(report.environment, options),
         "tone": _TONE.get(report.verdict, "bad"),
@@ -159,7 +161,10 @@ def _templates() -> Environment:
         "ends": view.ends,
         "cards": view.cards,
         "columns": COLUMNS,
-        "used": used,
+        "left": left,
+        "op_name": op_name,
+        "moved": moved,
+        "casts_sentence": casts_sentence,
         "run_up_cells": cells,
         "judgement": judgement,
         "configured_words": configured_words,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -21,7 +22,19 @@ def labels(names: Sequence[str], types: Sequence[str], width: int, dots: str) ->
         full = f"{name} {kind}".rstrip()
         label = next((text for text in (full, name) if len(text) <= width), "")
         labels.append(label or _cut(dots + name[len(prefix) :] if prefix else name, width, dots))
-    return labels
+    return _told_apart(labels)
+
+
+def _told_apart(labels: list[str]) -> list[str]:
+    """The same, those that look alike with a number at their end."""
+    seen: Counter[str] = Counter()
+    counts = Counter(labels)
+    told = []
+    for label in labels:
+        seen[label] += 1
+        mark = f"#{seen[label]}" if counts[label] > 1 else ""
+        told.append(label[: len(label) - len(mark)] + mark)
+    return told
 
 
 def _common(names: Sequence[str]) -> str:
