@@ -106,6 +106,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "ampdoctor.store",
         "torch",
     ),
+    "integrations": (*LEAVES, "ampdoctor.api", "torch", "transformers", "lightning"),
     "pytest_plugin": (*LEAVES, "ampdoctor.api", "ampdoctor.load.live", "torch", "pytest"),
     "cli": ("ampdoctor", "typer", "click", "rich", "torch", "yaml"),
 }

@@ -55,7 +55,10 @@ class FlightRecorder:
             raise TypeError(f"keep must be a whole number from 1 on, got {keep!r}")
         if scaler is not None and not hasattr(scaler, "state_dict"):
             raise TypeError(f"scaler must be a GradScaler, got {type(scaler).__name__}")
-        self._optimizer = optimizer
+        # Accelerate's wrapper holds the one that steps
+        self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)
+        if not isinstance(self._optimizer, (torch.optim.Optimizer, type(None))):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         recorder = Recorder(sys.argv[0] or "python")
         self._flight = Flight(recorder, shelf_of(directory, keep, most_bytes), Trigger(skips, loss_factor))
         capture = Capture(recorder, self._turn, lambda _: None)

@@ -19,6 +19,8 @@ _STATE = frozenset((*vars(nn.Module()), "training"))
 """What every module has: its parameters, its children, its hooks."""
 _DERIVED = frozenset(("_flat_weights", "_flat_weight_refs"))
 """What torch's recurrent modules make of their parameters."""
+_WRAPPED = frozenset(("forward", "_original_forward"))
+"""What Accelerate lays over a module: autocast around its forward, which the recording has besides."""
 _PACKAGE = "torch.nn.modules."
 
 
@@ -54,7 +56,8 @@ def _tree(module: nn.Module) -> dict[str, Any]:
     name = f"{type(module).__module__}.{type(module).__name__}".removeprefix(_PACKAGE)
     if not type(module).__module__.startswith(_PACKAGE) or _class(name) is not type(module):
         raise LoadError(f"{type(module).__qualname__} is not of torch.nn")
-    own = {key: value for key, value in vars(module).items() if key not in _STATE | _DERIVED}
+    left_out = _STATE | _DERIVED | (_WRAPPED if "_original_forward" in vars(module) else frozenset())
+    own = {key: value for key, value in vars(module).items() if key not in left_out}
     if any(value for key, value in vars(module).items() if key.endswith("_hooks")):
         raise LoadError("it has hooks")
     return {
