@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ampdoctor.probe.passes.buffers import compare_buffers
 from case_runner import candidate, scan, warnings_of
 
 
@@ -140,3 +141,13 @@ def test_a_mean_near_zero_is_far_off_by_itself() -> None:
     (state,) = candidate(trace).buffers
     assert state.relative_error is not None and state.relative_error > 0.2
     assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
+def test_a_running_mean_is_far_off_beside_its_deviation_only() -> None:
+    """A mean of 1e-6 beside a deviation of 1 may be off by all of itself; one of 1 may not."""
+    kept = {"bn.running_mean": torch.full((4,), 1e-6), "bn.running_var": torch.ones(4)}
+    (mean,) = compare_buffers({"bn.running_mean": torch.zeros(4)}, kept, frozenset(kept))
+    assert mean.relative_error == pytest.approx(1e-6)
+    kept["bn.running_mean"] = torch.ones(4)
+    (mean,) = compare_buffers({"bn.running_mean": torch.zeros(4)}, kept, frozenset(kept))
+    assert mean.relative_error == 1.0

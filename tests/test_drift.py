@@ -62,6 +62,45 @@ def test_a_difference_of_nearly_equal_numbers() -> None:
     assert (finding.op, finding.evidence["kind"]) == ("aten::sub", "difference")
 
 
+def test_a_mean_behind_it_is_not_to_blame() -> None:
+    """The sines have both signs: their mean is further off than they are, and they are off already."""
+
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        y = torch.sin(model(x) * 100).float()
+        return y.square().mean() + 5 * y.mean()
+
+    finding = the_drift(report_of(step, torch.tensor([[40.01, 40.02, 40.04, 40.05]])))
+    assert (finding.op, finding.evidence["kind"]) == ("aten::sin", "large-argument")
+
+
+def test_a_sum_in_a_loop_that_stands_still() -> None:
+    """At 512 FP16 moves in steps of 0.5: of 640 quarters none arrives, 160 of 672 in all."""
+
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        total = y * 512
+        for _ in range(640):
+            total = total + y / 4
+        return total.float().mean()
+
+    finding = the_drift(report_of(step, torch.ones(1, 4)))
+    assert (finding.op, finding.evidence["kind"]) == ("aten::add", "running-sum")
+    assert finding.evidence["relative_error"]["output"] == pytest.approx(160 / 672)
+    assert finding.evidence["input_error"] == pytest.approx(0.25 / 512.25)
+    assert finding.source is not None and "total + y / 4" in finding.source.text
+
+
+def test_a_stream_that_is_made_from_itself_is_no_such_sum() -> None:
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        for _ in range(64):
+            y = y + y / 64
+        return y.float().mean()
+
+    report = report_of(step, torch.ones(1, 4))
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
 def test_gradients_that_such_a_forward_zeroes_are_not_blamed_on_the_scale() -> None:
     """2,048.6 and 2,048.7 are 2,048: nothing is left of them, nor of their gradient, at any loss scale."""
 
@@ -214,3 +253,23 @@ def test_a_backward_that_rebuilds_its_input_is_named_at_its_line() -> None:
     assert (finding.op, finding.evidence["begins"]["kind"]) == ("aten::sub", "difference")
     assert finding.source is not None
     assert "kept - 1024" in finding.source.text
+
+
+def test_the_mean_of_what_is_normalised_is_zero_and_begins_nothing() -> None:
+    """A normalisation of a normalisation: the second mean is rounding, and what is really off lies behind."""
+    torch.manual_seed(0)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(64), nn.LayerNorm(64)
+            self.scale = nn.Parameter(torch.ones(64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.second(self.first(x)) * self.scale
+            return ((y + 2048) - 2048).float()
+
+    finding = the_drift(
+        scan(Twice(), torch.randn(4, 64), lambda m, x: m(x).square().mean(), mode="half", loss_scale=1.0)[1]
+    )
+    assert (finding.op, finding.evidence["kind"]) == ("aten::sub", "difference")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import ampdoctor
-from ampdoctor.scales.gradient_harm import without_noise
+from ampdoctor.scales.gradient_harm import is_harmed, without_noise
 from case_runner import candidate, scan, warnings_of
+from trace_builder import parameter
 
 
 class Cancelling(nn.Module):
@@ -35,6 +37,27 @@ def test_a_module_whose_gradient_is_all_noise_is_left_in_peace() -> None:
     noise = {p.name: p for p in candidate(trace).parameters}["noise.weight"]
     assert noise.relative_error is not None and noise.relative_error > 0.05
     assert noise.reference_error is not None and noise.reference_error > 0.1
+    assert {p.name for p in without_noise(candidate(trace).parameters)} == {"head.weight", "head.bias"}
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
+class SingleOnly(Cancelling):
+    """The same, with a kernel that has no double precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.head.weight.dtype == torch.float64:
+            raise NotImplementedError("this kernel has no double precision")
+        return super().forward(x)
+
+
+def test_without_a_float64_pass_noise_is_what_is_small_beside_the_whole_model() -> None:
+    """The weight of ``noise`` is as small as its bias: beside its own module nothing of it would be noise."""
+    torch.manual_seed(0)
+    trace, report = scan(
+        SingleOnly(), torch.randn(32, 16), lambda m, x: -m(x)[:, 0].mean(), loss_scale=1024.0
+    )
+    noise = {p.name: p for p in candidate(trace).parameters}["noise.weight"]
+    assert noise.reference_error is None and noise.relative_error is not None and noise.relative_error > 0.05
     assert {p.name for p in without_noise(candidate(trace).parameters)} == {"head.weight", "head.bias"}
     assert (report.verdict, warnings_of(report)) == ("clean", [])
 
@@ -134,3 +157,28 @@ def test_a_batch_whose_gradients_are_zero_leaves_the_others_to_judge_by() -> Non
     report = ampdoctor.scan(nn.Linear(4, 2), batches, lambda m, x: m(x[0]).float().sum(), loss_scale=1024.0)
     assert report.loss_scale.not_searched is None and report.loss_scale.recommended is not None
     assert report.loss_scale.lost_fraction["1024"] == 0.0
+
+
+def test_what_is_left_of_underflow_at_the_highest_scale_is_no_fault_of_an_op() -> None:
+    """``loud`` receives 2^11 and ends the scales at 2^4. ``faint`` receives 1.3 * 2^-28: at 2^4 FP16 makes
+    2^-24 of 1.3 * 2^-24, 23 % too little, at 2^3 of 0.65 * 2^-24 as well, 54 % too much."""
+    weights = torch.tensor([2.0**11, 1.3 * 2.0**-28])
+    model = nn.ParameterDict({"loud": torch.ones(1, 1), "faint": torch.ones(1, 1)})
+
+    def step(model: nn.Module, x: Tensor) -> Tensor:
+        loud, faint = model.get_parameter("loud"), model.get_parameter("faint")
+        return (x @ loud).float().sum() * weights[0] + (x @ faint).float().sum() * weights[1]
+
+    trace, report = scan(model, torch.ones(1, 1), step, scaler="dynamic")
+    assert (trace.loss_scale, report.verdict) == (16.0, "clean")
+    (finding,) = [f for f in report.findings if f.code == "AMP203"]
+    assert (finding.severity, list(finding.evidence["parameters"])) == ("info", ["faint"])
+    assert finding.evidence["parameters"]["faint"] == pytest.approx(1 - 1 / 1.3)
+
+
+def test_elements_that_a_sensitive_model_loses_are_no_underflow() -> None:
+    """FP32 errs by 3e-5 against float64: 2^13 times as much is 25 %, whatever the loss scale."""
+    seen = parameter("head.weight", lost=40, reference_nonzero=100, relative_error=0.17)
+    assert is_harmed(replace(seen, reference_error=1e-6), None)
+    assert not is_harmed(replace(seen, reference_error=3e-5), None)
+    assert is_harmed(replace(seen, relative_error=1.0, reference_error=3e-5), None)

@@ -21,6 +21,10 @@ _GRADIENT_ERROR_BF16 = 0.5
 healthy ResNet (tests/zoo.py) is off by 0.295."""
 
 
+_FALLS = 1.5
+"""An error that falls by this factor from one scale to the next higher one is of rounding near zero: twice
+the scale halves it, while a fault of an op's is as large at both."""
+
 _NORMALISES = frozenset(
     f"aten::{n}{way}"
     for n in ("native_batch_norm", "cudnn_batch_norm", "native_group_norm", "native_layer_norm")
@@ -81,6 +85,8 @@ def _read_batch(trace: Trace, batch: int, best: Mapping[str, float | None]) -> D
         gradients = tuple(
             p for p in gradients if not rounds_alike(p.relative_error, p.reference_error, candidate.dtype)
         )
+    rounded = {p.name for p in still_underflow(trace, batch)}
+    gradients = tuple(p for p in gradients if p.name not in rounded)
     buffers = tuple(far_buffers(candidate))
     if (
         not gradients
@@ -96,7 +102,7 @@ def _cancels(begins: Drift) -> bool:
     """True of a loss whose terms have both signs and leave almost nothing: a critic's difference, the sum of
     normalised values. It is far off by the mere rounding of its terms; without a wrong gradient that proves
     nothing."""
-    return begins.scalar and begins.kind in ("difference", "long-sum")
+    return begins.scalar and begins.kind in ("difference", "long-sum", "running-sum")
 
 
 def _far(error: float | None) -> float | None:
@@ -112,6 +118,25 @@ def _far_gradients(candidate: Pass, best: Mapping[str, float | None]) -> tuple[P
         if p.name not in lost and p.relative_error is not None and p.relative_error > limit
     ]
     return tuple(sorted(found, key=lambda p: -(p.relative_error or 0.0)))
+
+
+def still_underflow(trace: Trace, batch: int) -> list[ParameterGradient]:
+    """Parameters whose gradient is far off though no zeros say so, and was further off at the next lower
+    scale that was run: what is left of underflow at the judged one. The worst first."""
+    candidate = find_pass(trace, "candidate", batch, trace.loss_scale)
+    lower = [r for r in trace.scale_runs if r.batch == batch and r.finite and r.loss_scale < trace.loss_scale]
+    if candidate is None or not lower:
+        return []
+    nearest = max(lower, key=lambda r: r.loss_scale)
+    before = {p.name: p.relative_error or 0.0 for p in nearest.parameters}
+    found = [
+        p
+        for p in without_noise(candidate.parameters)
+        if p.relative_error is not None
+        and p.relative_error > GRADIENT_ERROR
+        and before.get(p.name, 0.0) > _FALLS * p.relative_error
+    ]
+    return sorted(found, key=lambda p: -(p.relative_error or 0.0))
 
 
 def outcome_words(drift: DriftReading) -> str:

@@ -9,9 +9,9 @@ from ampdoctor.diagnose.first_fault import tensor_name
 from ampdoctor.diagnose.headline import Headline
 from ampdoctor.diagnose.outcome import find_pass, share_lost, what_is_lost, what_is_wrong
 from ampdoctor.diagnose.report import FirstFault
-from ampdoctor.diagnose.standing import SILENT
+from ampdoctor.diagnose.standing import FAULT, HARMLESS, SILENT, in_order
 from ampdoctor.diagnose.updates import destroying_step, update_damage
-from ampdoctor.diagnose.verdict import Reading
+from ampdoctor.diagnose.verdict import Reading, overflows_even_at_1
 from ampdoctor.diagnose.wording import (
     count_words,
     first_line,
@@ -26,6 +26,7 @@ from ampdoctor.diagnose.wording import (
 )
 from ampdoctor.facts.trace import Trace
 from ampdoctor.scales.gradient_harm import vanishing
+from ampdoctor.scales.powers_of_two import LOWEST, ROOT_SCALE
 from ampdoctor.scales.search_allowed import all_zero
 
 _WORTH_A_WORD = 0.0005
@@ -156,14 +157,23 @@ def _bad_input(reading: Reading) -> Headline:
 
 
 def _no_scale(reading: Reading, fault: FirstFault | None, name: str) -> str:
-    scales = reading.scales
-    if scales is None or scales.ceiling is None or scales.high_limit is None or scales.low_limit is None:
-        return f"The backward of {_where(fault)} leaves the {name} range even at scale 1."
-    high, low = place(scales.high_limit.site.module), place(scales.low_limit.site.module)
-    return (
-        f"The backward of {high} overflows above {scale(2.0**scales.ceiling)}, where that of {low} is "
-        "still rounded to zero."
+    scales, where = reading.scales, _where(fault)
+    ceiling = scales.ceiling if scales is not None else None
+    high, low = (scales.high_limit, scales.low_limit) if scales is not None else (None, None)
+    if ceiling is not None and ceiling >= LOWEST and high is not None and low is not None:
+        return (
+            f"The backward of {place(high.site.module)} overflows above {scale(2.0**ceiling)}, where that of "
+            f"{place(low.site.module)} still loses gradient that matters."
+        )
+    if fault is None or fault.loss_scale <= ROOT_SCALE:
+        return f"The backward of {where} leaves the {name} range even at scale 1."
+    at = f"The backward of {where} leaves the {name} range at {scale(fault.loss_scale)}"
+    root = next(
+        (j.birth for j in in_order(reading.births) if j.standing == FAULT and overflows_even_at_1(j)), None
     )
+    if root is None or root.site is None:
+        return f"{at}."
+    return f"{at}, and that of {place(root.site.module)} even at scale 1."
 
 
 def _underflow(reading: Reading) -> Headline:
@@ -241,15 +251,25 @@ def _beginning(drift: DriftReading) -> str:
 def _clean(reading: Reading) -> Headline:
     environment = reading.trace.environment
     name = format_name(environment.dtype)
+    absorbed = any(j.standing == HARMLESS for j in reading.births)
     if environment.forward_only:
-        return Headline("CLEAN.", f"Nothing in the {name} forward overflows or is undefined.")
+        what = "What overflows or is undefined in" if absorbed else "Nothing in"
+        does = "is absorbed before the end" if absorbed else "overflows or is undefined"
+        return Headline("CLEAN.", f"{what} the {name} forward {does}.")
     if not any(p.backward_ran for p in reading.trace.passes if p.role == "candidate"):
         return Headline(
             f"CLEAN, as far as it goes: the {name} forward is sound, and there was no backward to look at."
         )
-    start = f"Nothing overflows {_at_scale(reading.trace)}, and"
+    nothing = "What overflows or is undefined is absorbed" if absorbed else "Nothing overflows"
+    start = f"{nothing} {_at_scale(reading.trace)}, and"
     if all_zero([p for p in reading.trace.passes if p.role == "candidate"]):
         return Headline("CLEAN, as far as it goes:", f"every gradient is zero, in {name} and in FP32.")
+    if any(p.role == "reference" and p.raised is not None for p in reading.trace.passes):
+        return Headline(
+            "CLEAN, as far as it goes:",
+            f"{nothing[0].lower()}{nothing[1:]} {_at_scale(reading.trace)}; FP32 "
+            "raises, so what gradients lose was not compared.",
+        )
     lost = max((share_lost(p) or 0.0 for p in reading.trace.passes if p.role == "candidate"), default=0.0)
     if lost < _WORTH_A_WORD:
         which = " that FP32 would train with" if _vanishes(reading.trace) else ""

@@ -81,6 +81,11 @@ def overflows_at_any_scale(birth: Birth) -> bool:
     return birth.loss_scale <= ROOT_SCALE
 
 
+def overflows_even_at_1(judged: JudgedBirth) -> bool:
+    """True for a value of backward that leaves the format's range at any scale worth using."""
+    return not judged.in_forward and judged.cause == RANGE and overflows_at_any_scale(judged.birth)
+
+
 def _verdict(
     trace: Trace,
     births: Sequence[JudgedBirth],
@@ -144,14 +149,13 @@ def _first_as_configured(births: Sequence[JudgedBirth], loss_scale: float) -> Ju
     """The first overflow of backward at the configured scale.
 
     Where some scale, if below 1, is finite, the gradient is too large from the loss on, and the op nearest to
-    the loss says so. (A derivative that no scale makes finite is found at the low scale instead.)
+    the loss says so, of a batch that overflows at scale 1 too. (A derivative that no scale makes finite is
+    found at the low scale instead.)
     """
-    overflows = (
-        j
-        for j in in_order(births)
-        if j.standing == FAULT and not j.in_forward and j.cause == RANGE and j.birth.loss_scale == loss_scale
-    )
-    return next(overflows, None)
+    overflows = [j for j in in_order(births) if j.standing == FAULT and not j.in_forward and j.cause == RANGE]
+    batches = {j.birth.batch for j in overflows if overflows_even_at_1(j)}
+    here = (j for j in overflows if j.birth.loss_scale == loss_scale)
+    return next((j for j in here if j.birth.batch in batches or not batches), None)
 
 
 def _bad_input(births: Sequence[JudgedBirth]) -> JudgedBirth | None:

@@ -68,10 +68,12 @@ Origin = Literal["op", "batch", "parameter", "buffer", "declared"]
 """Where a non-finite value begins: at an op whose inputs carried none of that kind; in the data it came with;
 in the user's code, which wrote it on purpose."""
 
-DriftKind = Literal["stale-cast", "large-argument", "difference", "long-sum", "choice", "other"]
+DriftKind = Literal[
+    "stale-cast", "large-argument", "difference", "long-sum", "running-sum", "choice", "other"
+]
 """What the op does at which finite values part from the reference's: reads a cast of a weight that was
-changed since; takes a periodic function of a large number; subtracts nearly equal numbers; adds up; picks or
-draws (one rounding turns a choice over); anything else."""
+changed since; takes a periodic function of a large number; subtracts nearly equal numbers; adds up, in one op
+or in many on one line; picks or draws (one rounding turns a choice over); anything else."""
 
 AlternativeKind = Literal["bfloat16", "module-in-fp32", "module-scaled-apart"]
 """What was changed to see whether it helps where no loss scale works."""

@@ -125,8 +125,9 @@ def _limits(loss_scale: LossScale, head: str) -> Iterator[str]:
     low = limits.get("low")
     if low is not None and (head or (loss_scale.window and loss_scale.window[0] > 1)):
         below = f"below {power(loss_scale.window[0])}: " if loss_scale.window else "and there "
-        what = "parameters begin to lose" if limits.get("low_by") == "parameters" else "loses most"
-        yield f"{below}{_place(low)} {'loses most' if head else what}"
+        most = "is the one that loses most"
+        what = "parameters begin to lose" if limits.get("low_by") == "parameters" else most
+        yield f"{below}{_place(low)} {most if head else what}"
 
 
 def _place(limit: Mapping[str, Any]) -> str:

@@ -17,9 +17,9 @@ LOST_SHARE = 0.2
 LOST_ERROR = 0.05
 """...unless what it lost was negligible: the gradient as a whole still agrees to this relative error."""
 NOISE = 1e-5
-"""Where the model does not run in float64, a gradient this far below the largest of its own module is taken
-for rounding noise around zero (FP32 keeps 6e-8, and a sum of many terms ten times less): a bias in front of a
-BatchNorm, the bias of an attention key."""
+"""Where the model does not run in float64, a gradient this far below the model's largest is taken for
+rounding noise around zero (FP32 keeps 6e-8, and a sum of many terms ten times less): a bias in front of a
+BatchNorm, the bias of an attention key, a module that cancels out."""
 VANISHES = 2.0**-45
 """A gradient whose largest element is below this share of the model's, or below this number, trains nothing
 in FP32 either: Adam's eps of 1e-8 is 3.5e5 times as large. What lies above FP16 can hold: at 2^24, the
@@ -27,6 +27,11 @@ highest scale that is recommended, it keeps 2^-49, so all but the smallest sixte
 UNSURE = 0.1
 """A reference gradient that errs by more than this against float64 is itself rounding noise (a third and
 more), or so ill-conditioned that it says nothing of another precision. Healthy ones err by 1e-4."""
+SENSITIVE = 4 * 2.0**13
+"""A gradient that errs by no more than this times its FP32 error against float64 is as far off as the model
+itself makes any rounding: FP16 rounds 2^13 times coarser than FP32, and errors scatter by a few times. A ReLU
+that rounding closes loses elements so at every scale alike. Where FP32 errs by the usual 1e-6 or less, this
+is less than LOST_ERROR."""
 SCALE_DEPENDENT = 2.0
 """An error that falls by this factor at a better scale was underflow; one that stays is plain rounding."""
 
@@ -36,18 +41,11 @@ def without_noise(parameters: Sequence[ParameterGradient]) -> list[ParameterGrad
 
     A comparison with float64 says what is noise; where none was made, ``NOISE`` does.
     """
-    largest: dict[str, float] = {}
-    for p in parameters:
-        module = p.name.rpartition(".")[0]
-        largest[module] = max(largest.get(module, 0.0), p.reference_absmax or 0.0)
+    floor = NOISE * max((p.reference_absmax or 0.0 for p in parameters), default=0.0)
     return [
         p
         for p in that_train(parameters)
-        if (
-            (p.reference_absmax or 0.0) > NOISE * largest[p.name.rpartition(".")[0]]
-            if p.reference_error is None
-            else p.reference_error <= UNSURE
-        )
+        if ((p.reference_absmax or 0.0) > floor if p.reference_error is None else p.reference_error <= UNSURE)
     ]
 
 
@@ -84,7 +82,8 @@ def is_harmed(parameter: ParameterGradient, error_at_best: float | None) -> bool
     share, error = lost_fraction(parameter), parameter.relative_error
     if error is None:
         return False
-    if share is not None and share > LOST_SHARE and error > LOST_ERROR:
+    sensitive = parameter.reference_error is not None and error <= SENSITIVE * parameter.reference_error
+    if share is not None and share > LOST_SHARE and error > LOST_ERROR and not sensitive:
         return True
     return error_at_best is not None and error > GRADIENT_ERROR and error > SCALE_DEPENDENT * error_at_best
 

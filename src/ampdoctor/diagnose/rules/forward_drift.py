@@ -10,7 +10,8 @@ How it is found
     The loss, the outputs, a gradient or a buffer is more than 20 % off FP32.
     Both passes are then run again with a sample of every tensor kept, and the
     error is followed back from the end to the op at which it appears: there
-    it grows eightfold or more in one step, instead of adding up over many. An
+    it grows eightfold or more in one step, instead of adding up over many;
+    of many additions on one line the last is named where the terms agree. An
     op that picks or draws (topk, where, dropout) is no fault: one rounding
     turns a choice over.
 
@@ -119,6 +120,13 @@ def _what(at: Drift, reading: Reading) -> str:
         return (
             f"{start} Its argument goes up to {number(at.largest_input)}, where {reading.fmt_name} is coarse."
         )
+    if at.kind == "running-sum":
+        before = percent(at.input_error)
+        return (
+            f"Many additions on one line add up to an error: the first is off by {before}, the last by "
+            f"{percent(at.error)}, and the terms agree. {reading.fmt_name} drops what is small beside the "
+            "sum."
+        )
     if at.kind == "difference":
         return f"{start} Numbers of up to {number(at.largest_input)} nearly cancel."
     return start
@@ -139,6 +147,11 @@ def _remedy(at: Drift, reading: Reading) -> str:
             )
         case "difference":
             return f"Take this difference in FP32, of operands that were not rounded to {name} before."
+        case "running-sum":
+            return (
+                "Keep this running sum in FP32 (.float() on it before the loop), or stack the terms and "
+                "sum(dtype=torch.float32)."
+            )
         case "long-sum":
             return "Sum in FP32 (sum(dtype=torch.float32))."
         case _:

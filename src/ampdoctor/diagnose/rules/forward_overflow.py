@@ -97,7 +97,9 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
         advice += f"; look at {what} first"
     exact = birth.exact_value
     fits_bf16 = (exact is None or abs(exact) < BFLOAT16.overflow_at) and not stays_half(birth)
-    if birth.dtype == "float16" and fits_bf16 and not lone:
+    if judged.fp32_fails and not stays_half(birth):
+        advice += ". That alone does not mend it: the FP32 run is not finite either"
+    elif birth.dtype == "float16" and fits_bf16 and not lone:
         advice += "; or train in BF16"
     return sentence(advice)
 

@@ -49,6 +49,7 @@ from ampdoctor.diagnose.verdict import Reading
 from ampdoctor.diagnose.wording import number, short_op
 
 _UNMASK = "leave at least one position per row unmasked, or zero such rows after the softmax"
+_INSIDE_ONE = "clamp the argument to [-1 + eps, 1 - eps], eps 1e-6 or more in FP32"
 _REMEDIES = {
     "aten::_softmax": _UNMASK,
     "aten::_safe_softmax": _UNMASK,
@@ -58,11 +59,23 @@ _REMEDIES = {
     "aten::div": "add an eps to the divisor that survives next to the other terms",
     "aten::rsqrt": "add an eps inside the root",
     "aten::sqrt": "keep the argument non-negative",
+    "aten::acos": _INSIDE_ONE,
+    "aten::asin": _INSIDE_ONE,
+    "aten::atanh": _INSIDE_ONE,
     "aten::_ctc_loss": "drop samples whose target does not fit their input, or pass zero_infinity=True",
     "aten::nll_loss_forward": "skip a batch in which every label is ignored: its mean is 0 / 0",
     "aten::nll_loss2d_forward": "skip a batch in which every label is ignored: its mean is 0 / 0",
     "aten::mul": "replace the infinity before the product (x.masked_fill(torch.isinf(x), 0)): 0 * inf is NaN",
 }
+_EXPONENTIALS = {
+    "aten::exp": (88.7, 11.1),
+    "aten::expm1": (88.7, 11.1),
+    "aten::exp2": (128, 16),
+    "aten::sinh": (89.4, 11.8),
+    "aten::cosh": (89.4, 11.8),
+}
+"""Op -> the argument at which its result leaves FP32, and FP16: log(3.4e38) and log(65,520), for sinh and
+cosh those plus log(2)."""
 _TITLE_ALONE = "undefined in forward"
 
 
@@ -98,11 +111,12 @@ def _remedy(judged: JudgedBirth) -> str:
     op = birth.site.op if birth.site else ""
     if leaves_domain(birth) and birth.reference != "same":
         return sentence(WITHOUT_THE_DIFFERENCE + ". Neither BF16 nor a loss scale helps")
-    if op == "aten::exp":
+    if op in _EXPONENTIALS:
         here = f", and it is {number(birth.argument)} here" if birth.argument is not None else ""
+        fp32, fp16 = _EXPONENTIALS[op]
         return (
-            f"Clamp the argument: exp is inf from 88.7 on in FP32, from 11.1 on in FP16{here}. Neither BF16 "
-            "nor a loss scale helps."
+            f"Clamp the argument: {short_op(op)} is inf from {fp32} on in FP32, from {fp16} on in "
+            f"FP16{here}. Neither BF16 nor a loss scale helps."
         )
     known = _REMEDIES.get(op, "mend the formula or the data: precision is not the cause")
     return sentence(known + ". Neither BF16 nor a loss scale helps" if op in _REMEDIES else known)

@@ -15,7 +15,8 @@ How it is found
     the bias of an attention key). Nor do those that vanish in FP32 too: below
     2^-45 (3e-14) of the largest gradient of the model, or below that number.
     Adam's eps is 1e-8; no precision trains anything with them. That is told
-    as information.
+    as information. So is a gradient of which little is zeroed and few digits
+    are left at the highest scales that do not overflow.
 
 What to do
     Use a loss scale (torch.amp.GradScaler), or a higher one. Where a higher
@@ -36,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ampdoctor.diagnose.amounts import gradient_lost
+from ampdoctor.diagnose.drift import still_underflow
 from ampdoctor.diagnose.outcome import GradientDamage, find_pass, is_healthy, what_is_lost
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
@@ -51,7 +53,7 @@ _MOSTLY_FLUSHED = 0.2
 
 def check(reading: Reading) -> Iterable[Finding]:
     """For the scan: which parameters lose how much, and where that begins; and which FP32 does not train."""
-    return (*_underflow(reading), *_vanishes(reading))
+    return (*_underflow(reading), *_vanishes(reading), *_few_digits(reading))
 
 
 def _vanishes(reading: Reading) -> Iterable[Finding]:
@@ -77,6 +79,35 @@ def _vanishes(reading: Reading) -> Iterable[Finding]:
                 evidence={"parameters": {p.name: p.reference_absmax for p in lost}},
                 whole_scan=True,
                 remedy="Give this term of the loss more weight, or leave the parameters out of training.",
+            )
+            return
+
+
+def _few_digits(reading: Reading) -> Iterable[Finding]:
+    """Information: gradients of which rounding near zero leaves no digits at the judged scale, though it
+    zeroes few; a higher scale would overflow or was found to be no better."""
+    if reading.damage is not None and reading.damage.damaged:
+        return
+    for batch in range(reading.trace.environment.batches):
+        far = still_underflow(reading.trace, batch)
+        if far:
+            worst = far[0]
+            yield Finding(
+                code=CODE,
+                severity="info",
+                title="few digits left of a small gradient",
+                module=worst.name.rpartition(".")[0],
+                op="",
+                source=None,
+                message=(
+                    f"The gradient of {count_words(len(far), 'parameter')} keeps few digits at scale "
+                    f"{scale(reading.trace.loss_scale)}: worst {worst.name}, off by "
+                    f"{percent(worst.relative_error)}, where its largest element is "
+                    f"{number(worst.reference_absmax)}. At the next lower scale run it is further off."
+                ),
+                evidence={"parameters": {p.name: p.relative_error for p in far}},
+                whole_scan=True,
+                remedy="Nothing, if these parameters need not move yet; else train in BF16.",
             )
             return
 
@@ -154,6 +185,8 @@ def _remedy(reading: Reading, loss_scale: float) -> str:
             f"{start}: torch.amp.GradScaler(init_scale={2.0**scales.recommended:.0f}); {best} works{proof}, "
             f"by the histograms all from {low} to {high} do. BF16 needs no scale."
         )
+    if reading.verdict == "no-workable-scale":
+        return "Follow AMP204: a higher loss scale overflows."
     if loss_scale <= 1:
         return "Use a loss scale: torch.amp.GradScaler starts at 65,536 and adapts. BF16 needs none."
     return "Raise the loss scale, or give this loss term more weight. BF16 needs no scale."

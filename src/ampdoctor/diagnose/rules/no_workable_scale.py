@@ -45,11 +45,10 @@ from ampdoctor.diagnose.birth_findings import (
     overflow_words,
     sentence,
 )
-from ampdoctor.diagnose.cause import RANGE
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.diagnose.rule import Rule
 from ampdoctor.diagnose.standing import JudgedBirth
-from ampdoctor.diagnose.verdict import Reading, overflows_at_any_scale
+from ampdoctor.diagnose.verdict import Reading, overflows_even_at_1
 from ampdoctor.diagnose.wording import place, scale, short_op, source_place
 from ampdoctor.facts.alternatives import AlternativeRun
 from ampdoctor.facts.site import Source
@@ -60,7 +59,7 @@ _DIVISIONS = ("aten::div", "aten::reciprocal", "aten::rsqrt")
 
 def check(reading: Reading) -> Iterable[Finding]:
     """One finding per place in the backward that overflows even at the lowest scale."""
-    births = births_of(reading, _speaks)
+    births = births_of(reading, overflows_even_at_1)
     yield from findings_by_place(CODE, TITLE, births, _message, lambda j: _remedy(reading, j))
     scales = reading.scales
     if reading.verdict == "no-workable-scale" and not births and scales is not None:
@@ -68,7 +67,7 @@ def check(reading: Reading) -> Iterable[Finding]:
 
 
 def _pulled_apart(scales: ScaleReading) -> Iterable[Finding]:
-    """One part overflows where another is still rounded to zero."""
+    """One part overflows where another still loses gradient."""
     high, low, ceiling = scales.high_limit, scales.low_limit, scales.ceiling
     if high is None or low is None or ceiling is None:
         return
@@ -82,7 +81,7 @@ def _pulled_apart(scales: ScaleReading) -> Iterable[Finding]:
         source=high.source,
         message=(
             f"Above scale {scale(2.0**ceiling)} the backward of {place(high.site.module)} overflows; there "
-            f"the backward of {place(low.site.module)}{_at(low.source)} is still rounded to zero."
+            f"the backward of {place(low.site.module)}{_at(low.source)} still loses gradient that matters."
         ),
         evidence={
             "ceiling": 2.0**ceiling,
@@ -115,10 +114,6 @@ def _help(run: AlternativeRun) -> str:
         f"give {run.module} a loss scale of its own, {scale(run.factor)} times a loss scale of "
         f"{scale(run.loss_scale)} (`ampdoctor prescribe --show code`)"
     )
-
-
-def _speaks(judged: JudgedBirth) -> bool:
-    return not judged.in_forward and judged.cause == RANGE and overflows_at_any_scale(judged.birth)
 
 
 def _message(judged: JudgedBirth) -> str:

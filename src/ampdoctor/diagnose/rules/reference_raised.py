@@ -61,7 +61,11 @@ def _finding(raised: Raised, widened: bool) -> Finding:
             "phase": raised.phase,
             "widened": widened,
         },
-        remedy="Let the cast before this line follow what it meets: x.to(weight.dtype) instead of x.half().",
+        remedy=(
+            "Let the cast before this line follow what it meets: x.to(weight.dtype) instead of x.half()."
+            if widened or "type" in raised.message
+            else "Mend this first: it stops the model in FP32 as well as a comparison with it."
+        ),
     )
 
 

@@ -119,6 +119,8 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     op = birth.site.op if birth.site else ""
     if rounded_next_to_one(birth):
         start = f"compute {line or source_place(birth.source) or 'this op'} and what goes into it in FP32"
+        if root is not None and root.site.op == "aten::sub" and root.constant is None:
+            return sentence(f"{start}; or {WITHOUT_THE_DIFFERENCE}. BF16 is no cure: it keeps fewer digits")
         form = _STABLE.get(op, "or use a form without the difference from 1")
         return sentence(f"{start}, {form}. BF16 is no cure: it rounds next to 1 more coarsely")
     cure = "; BF16 would hold it too" if reading.fmt.name == "float16" else ""

@@ -39,12 +39,27 @@ _JUMP_BACKWARD = 64.0
 """The same in backward, where one op of a healthy model may cost more: the backward of a batch norm over a
 handful of values is a difference, and a ReLU that rounding turns over costs its whole gradient."""
 
+_JUMP_CHOICE = 4.0
+"""The same of an op of ``_CHOICES`` in backward, which is no fault: what rounding turns over there needs to
+explain the error, not to stand out."""
+
 _CAST = "aten::_to_copy"
+_NORMS = frozenset(
+    f"aten::{n}" for n in ("native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm")
+)
+"""Ops whose further outputs are statistics: the mean of what is normalised already is zero, but for
+rounding."""
 _PERIODIC = frozenset(
     f"aten::{n}" for n in ("sin", "cos", "tan", "remainder", "fmod", "frac", "floor", "round")
 )
 _DIFFERENCES = frozenset(f"aten::{n}" for n in ("add", "add_", "sub", "sub_", "rsub", "addcmul", "baddbmm"))
 _SUMS = frozenset(f"aten::{n}" for n in ("sum", "mean", "cumsum", "var", "var_mean", "std", "prod", "norm"))
+_ADDITIONS = ("aten::add", "aten::add_", "aten::sub", "aten::sub_")
+_MANY = 32
+"""Additions on one line from which on their rounding is spoken of as a sum's. FP16 keeps 2,048 ones."""
+_TERMS_AGREE = 0.01
+"""The terms of such a sum are right to this much: they are not made from the sum, as those of a residual
+stream are."""
 _CHOICES = frozenset(
     f"aten::{n}"
     for n in (
@@ -174,20 +189,46 @@ class _Sampled(Observer):
         errors = {
             site: error
             for site, made in self.made.items()
-            if site in exact.made and (error := _error(made.sample, exact.made[site].sample)) is not None
+            if site in exact.made
+            and not (site.output and site.op in _NORMS)
+            and (error := _error(made.sample, exact.made[site].sample)) is not None
         }
         ends = (s for s in reversed(self.made) if s.phase == phase and errors.get(s, 0.0) > _FAR)
         # The sum for a bias in front of a normalisation is zero but for rounding, and far off by itself.
-        at = next((s for s in ends if phase == "forward" or s.op not in _SUMS), None)
+        end = at = next((s for s in ends if phase == "forward" or s.op not in _SUMS), None)
+        magnified = None
         while at is not None and errors[at] > _FAR:  # below that it accumulates: no single op is to blame
             made, error = self.made[at], errors[at]
             worst = max(self._compared(made, errors), key=lambda s: errors[s], default=None)
             before = 0.0 if worst is None else errors[worst]
-            jump = _JUMP if at.phase == "forward" else _JUMP_BACKWARD
-            if worst is None or before * jump <= error or (made.stale is not None and before <= _FAR):
-                return self._drift(at, batch, error, None if worst is None else before)
+            if worst is None or before * _jump(at) <= error or (made.stale is not None and before <= _FAR):
+                found = self._drift(at, batch, error, None if worst is None else before)
+                if before <= _FAR:
+                    return found
+                magnified = magnified or found  # its inputs are off already: it begins further up
             at = worst
-        return None
+        return magnified or (self._running_sum(end, batch, errors) if end is not None else None)
+
+    def _running_sum(self, end: Site, batch: int, errors: dict[Site, float]) -> Drift | None:
+        """The last of many additions on one line that each add little of the error, of terms that agree."""
+        at: Site | None = end
+        run: list[Site] = []
+        while at is not None:
+            inputs = sorted(self._compared(self.made[at], errors), key=lambda s: errors[s])
+            adds = at.op in _ADDITIONS and all(errors[s] <= _TERMS_AGREE for s in inputs[:-1])
+            if adds and (not run or self._line(at) == self._line(run[0])):
+                run.append(at)
+            elif len(run) >= _MANY:
+                break
+            else:
+                run = [at] if adds else []
+            at = inputs[-1] if inputs else None
+        if len(run) < _MANY or errors[run[0]] <= _FAR or errors[run[-1]] > _TERMS_AGREE:
+            return None
+        return replace(self._drift(run[0], batch, errors[run[0]], errors[run[-1]]), kind="running-sum")
+
+    def _line(self, site: Site) -> object:
+        return source_of(self.made[site].place.line)
 
     def _compared(self, made: _Made, errors: dict[Site, float]) -> list[Site]:
         """Its inputs; for one that could not be compared, what that was made of."""
@@ -217,6 +258,12 @@ class _Sampled(Observer):
             weight=name,
             scalar=made.sample.numel() == 1,
         )
+
+
+def _jump(at: Site) -> float:
+    if at.phase == "forward":
+        return _JUMP
+    return _JUMP_CHOICE if at.op in _CHOICES else _JUMP_BACKWARD
 
 
 def _kind(site: Site, made: _Made) -> DriftKind:
