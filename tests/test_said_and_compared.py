@@ -124,7 +124,8 @@ def test_beside_no_loss_scale_works_a_higher_one_is_not_advised() -> None:
 
 
 def test_where_fp32_raises_no_gradient_is_said_to_be_kept() -> None:
-    """FP32 saves the buffer itself for backward, which the write then spoils; autocast saves a half copy."""
+    """FP32 saves the buffer itself for backward, which the write then spoils; autocast saves a half copy. The
+    bias receives 2 * 4 / 8 = 1 times the scale: 2^16 is past FP16's end, which GradScaler backs off from."""
 
     class Queue(nn.Module):
         def __init__(self) -> None:
@@ -141,7 +142,7 @@ def test_where_fp32_raises_no_gradient_is_said_to_be_kept() -> None:
 
     report = ampdoctor.scan(Queue(), torch.ones(2, 4))
     assert report.sentence == (
-        "CLEAN, as far as it goes: nothing overflows at loss scale 65,536; FP32 raises, so what gradients lose "
-        "was not compared."
+        "CLEAN, as far as it goes: nothing overflows at loss scale 32,768, where GradScaler settles after "
+        "1 skipped step; FP32 raises, so what gradients lose was not compared."
     )
     assert ".half()" not in of_code(report, "AMP906").remedy

@@ -111,8 +111,8 @@ class BufferState:
     nonfinite_here_only: int
     """Of those, elements that the reference leaves finite."""
     relative_error: float | None
-    """|b - b_ref| / |b_ref| in the 2-norm, of a running mean over the running standard deviation where that is
-    larger; None where one is not finite, or the reference is all zero."""
+    """|b - b_ref| / |b_ref| in the 2-norm, of a running mean over the running standard deviation where that
+    is larger; None where one is not finite, or the reference is all zero."""
     reference_error: float | None = None
     """The same of what the reference left, against float64; None where that was not asked."""
 

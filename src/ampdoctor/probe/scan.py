@@ -221,10 +221,16 @@ class _Session:
     # -- the loss scales that work
 
     def _waits_for_scaler(self, index: int) -> bool:
-        """Only the last candidate's gradients are not finite, and FP32's are: a scaler lowers its scale."""
+        """Only the last candidate's gradients are not finite, and FP32's are or could not be had: a scaler
+        lowers its scale, and running shows whether that helps."""
         run, exact = self.passes[-1], self.exact_passes[index]
         sound = run.loss is not None and math.isfinite(run.loss) and run.backward_ran and run.raised is None
-        return self.plan.scaler == "dynamic" and sound and not is_finite(run) and is_finite(exact)
+        return (
+            self.plan.scaler == "dynamic"
+            and sound
+            and not is_finite(run)
+            and (is_finite(exact) or exact.raised is not None)
+        )
 
     def _settle(self) -> None:
         """The candidates are those at the scale where a dynamic scaler settles, if it does."""
