@@ -60,6 +60,11 @@ def huber_backward(x: Array, y: Array) -> Array:
     return np.where(np.abs(z) > 5, half(half(np.sign(z) * norm * 100) * 5), half(half(norm * z) * 100))
 
 
+def smooth_l1_backward(x: Array, y: Array) -> Array:
+    z, norm = half(x - y), half(1 / x.size)
+    return np.where(np.abs(z) > 3, half(np.sign(z) * norm * 100), half(half(half(norm * z) * 100) / 3))
+
+
 def gradient(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def of(x: Tensor, y: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
@@ -135,6 +140,11 @@ ROWS: dict[str, tuple[Callable[..., Tensor], tuple[Array, ...], Callable[..., Ar
     ),
     "huber_loss, backward": (gradient(lambda x, y: F.huber_loss(x, y, delta=5.0)), (X, Y), huber_backward),
     "smooth_l1_loss": (lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=2.0), (X, Y), smooth_l1),
+    "smooth_l1_loss, backward": (
+        gradient(lambda x, y: F.smooth_l1_loss(x, y, beta=3.0)),
+        (X, Y),
+        smooth_l1_backward,
+    ),
     "logsumexp": (lambda x: x.logsumexp(1), (X,), logsumexp),
     "binary_cross_entropy_with_logits": (
         lambda x, p, w: F.binary_cross_entropy_with_logits(x, p, pos_weight=w, reduction="none"),

@@ -1,6 +1,6 @@
 // A device of type CUDA for a CPU build of torch. Its memory is the host's and its kernels are the CPU's; dispatch keys,
 // autocast's registrations for CUDA, device guards and autograd's threads for each device are the real ones.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
