@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 DEMO := sample_configs/t5_ffn_overflow.yaml
 
-.PHONY: demo test test-all dev lint samples picture schemas benchmark clean
+.PHONY: demo test test-all dev lint samples picture schemas docs benchmark clean
 
 demo: $(VENV)/.user
 	$(BIN)/ampdoctor scan $(DEMO)
@@ -45,11 +45,17 @@ picture: $(VENV)/.user
 schemas: $(VENV)/.user
 	$(BIN)/python docs/make_schemas.py
 
+# The documentation as a site, in build/site. It loads nothing from elsewhere.
+docs: dev
+	$(BIN)/python docs/make_site.py build/pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@! grep -rlE '<(script|link|img|iframe)[^>]+(src|href)="(https?:)?//' build/site --include='*.html'
+
 benchmark: dev
 	$(BIN)/python benchmarks/step_ratio.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.user: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
