@@ -52,7 +52,7 @@ def replay(
     from ampdoctor.probe.scan import probe
     from ampdoctor.remedy.plan import TreatmentPlan, check_paths
     from ampdoctor.remedy.plan_file import read_plan
-    from ampdoctor.remedy.prescribe import treated
+    from ampdoctor.remedy.treatment_runs import treated
 
     treatment = TreatmentPlan() if plan is None else read_plan(plan)
     with user_output_to_stderr(), progress_bar(quiet) as progress:

@@ -230,7 +230,7 @@ def run_probe(
         with opened(source) as (workload, settings):
             from ampdoctor.api.request import plan_of, policy_of
             from ampdoctor.probe.scan import probe
-            from ampdoctor.remedy.prescribe import treated
+            from ampdoctor.remedy.treatment_runs import treated
 
             policy_of(settings)  # what is wrong in it is said before the long work
             check_paths(treatment, (path for path, _ in workload.model.named_modules()))

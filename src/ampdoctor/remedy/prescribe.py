@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ampdoctor.diagnose.engine import diagnose
-from ampdoctor.diagnose.outcome import find_pass
 from ampdoctor.diagnose.policy import Policy
 from ampdoctor.diagnose.report import Finding, Report
 from ampdoctor.diagnose.wording import listing, place, source_place
@@ -18,22 +16,21 @@ from ampdoctor.facts.trace import Pass, Trace
 from ampdoctor.facts.words import CASTS_WEIGHTS, IslandOutput, TreatmentKind
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.stages import Progress, Stages
-from ampdoctor.probe.plan import ModuleFormats, Plan, ScaledModule, WideModule
-from ampdoctor.probe.scan import probe
+from ampdoctor.probe.plan import ModuleFormats, Plan
 from ampdoctor.probe.trials.format_ranges import ranges_of
 from ampdoctor.probe.trials.part_ceilings import Ceilings, base_scale
-from ampdoctor.probe.trials.short_runs import LOWER_SCALES, Trials
 from ampdoctor.remedy.cost import flops_by_module, share_of
 from ampdoctor.remedy.findings import remedied
 from ampdoctor.remedy.formats import choices, narrowest, uses_fp16_gradients, with_patterns
 from ampdoctor.remedy.formulations import formulations
 from ampdoctor.remedy.islands import NEVER_CALLED, is_minimal, module_tree, smallest_islands
-from ampdoctor.remedy.judge import fails_in_fp32, what_fails
+from ampdoctor.remedy.judge import fails_in_fp32
 from ampdoctor.remedy.parts import fewest_parts
 from ampdoctor.remedy.plan import TreatmentPlan, change_words
 from ampdoctor.remedy.plan_file import plan_text
 from ampdoctor.remedy.prescription import Attempt, Cost, Prescription, Treatment
 from ampdoctor.remedy.proof import proof_of, proof_of_scan
+from ampdoctor.remedy.treatment_runs import BudgetSpent, TreatmentRuns
 
 BUDGET = 200
 """Passes that the search may take."""
@@ -45,10 +42,6 @@ _OF_THE_SCALE = ("backward-overflow", "gradient-underflow", "no-workable-scale")
 _ORDER = ("loss-scale", "scale-per-part", "fp32", "a number", "dear", "formulation", "bf16", "formats")
 _MOST = 0.5
 """Of the FLOPs: an FP32 treatment that takes more stands behind the change of a number."""
-
-
-class BudgetSpent(Exception):
-    """The search took as many passes as it may."""
 
 
 def prescribe(
@@ -66,55 +59,24 @@ def prescribe(
     """
     stages = Stages(progress)
     with memory_runs_out(lambda: stages.doing("while searching treatments")):
-        return _Search(workload, plan, policy, budget, stages, formats).run()
-
-
-def treated(plan: Plan, treatment: TreatmentPlan) -> Plan:
-    """How to run the candidate under a treatment. What it says of the loss scale stays; BF16 needs none."""
-    scale, scaler = treatment.loss_scale, plan.scaler
-    if scale is not None:
-        scaler = "none" if treatment.dtype == "bfloat16" and scale == 1.0 else "fixed"
-    elif scaler == "dynamic" and treatment.dtype == "bfloat16":
-        scale, scaler = 1.0, "none"
-    return replace(
-        plan,
-        loss_scale=plan.loss_scale if scale is None else scale,
-        scaler=scaler,
-        dtype=treatment.dtype or plan.dtype,
-        wide_modules=tuple(WideModule(path, treatment.output == "cast") for path in treatment.fp32),
-        wide_loss=treatment.loss_fp32,
-        line_changes=treatment.lines,
-        formats=treatment.formats,
-        scaled_modules=tuple(ScaledModule(path, factor) for path, factor in treatment.scales.items()),
-    )
+        runs = TreatmentRuns(workload, plan, policy, budget, stages)
+        return _Search(workload, plan, runs, formats).run()
 
 
 @dataclass
 class _Search:
     workload: Workload
     plan: Plan
-    policy: Policy
-    budget: int
-    progress: Progress
+    runs: TreatmentRuns
     formats: Sequence[str] = ()
     treatments: list[Treatment] = field(default_factory=list)
     tried: list[Attempt] = field(default_factory=list)
     findings_left: dict[str, tuple[Finding, ...]] = field(default_factory=dict)
     """{plan of a treatment: the findings that the scan under it still has}"""
-    scans: int = 0
-    """Passes of scans that stood in for trials."""
-    by_scan: bool = False
-    """Short runs see nothing wrong (drift, updates, zeros on the way): only a scan can judge."""
 
     def run(self) -> Prescription:
-        trace, report = self._scan(TreatmentPlan())
-        if trace.interrupted:
-            raise KeyboardInterrupt
+        trace, report = self.runs.without()
         references = [p for p in trace.passes if p.role == "reference"]
-        widens = any(p.raised_as_written is not None for p in references)
-        self.trials = Trials(self.workload, self.plan, self.progress, widens)
-        self.order = list(range(len(self.workload.batches)))
-        self.known: dict[str, str] = {}
         incurable = ""
         if report.verdict != "clean":
             genuine = any(fails_in_fp32(p, self.workload.forward_only) for p in references)
@@ -128,15 +90,15 @@ class _Search:
             incurable = "" if self.treatments else incurable
         return Prescription(
             trace.environment, report.verdict, report.sentence, tuple(self.treatments), tuple(self.tried),
-            incurable, self.trials.runs + self.scans, _not_run(report, self.treatments),
+            incurable, self.runs.passes, _not_run(report, self.treatments),
             remedied(report.findings, self.treatments, self.findings_left),
         )  # fmt: skip
 
     def _search(self, trace: Trace, report: Report) -> None:
         if self._loss_scale(report):
             return  # nothing else is needed
-        self.by_scan = self._fails(TreatmentPlan()) == ""
-        self.known.clear()
+        self.runs.by_scan = self.runs.fails(TreatmentPlan()) == ""
+        self.runs.known.clear()
         self._within_budget("scale-per-part", "a scale per part", lambda: self._parts(report, trace))
         self._within_budget("fp32", "FP32 islands", lambda: self._islands(report))
         self._within_budget("formulation", "another formulation", lambda: self._formulations(report))
@@ -147,7 +109,7 @@ class _Search:
         try:
             search()
         except BudgetSpent:
-            self.tried.append(Attempt(kind, what, f"no end within {self.budget} passes"))
+            self.tried.append(Attempt(kind, what, f"no end within {self.runs.budget} passes"))
 
     # -- the treatments
 
@@ -164,7 +126,7 @@ class _Search:
     def _parts(self, report: Report, trace: Trace) -> None:
         if report.verdict not in _OF_THE_SCALE:
             return
-        ceilings = Ceilings(self.workload, self.plan, trace.passes, self.progress)
+        ceilings = Ceilings(self.workload, self.plan, trace.passes, self.runs.progress)
         margin = self.plan.scale_margin_bits
         base = base_scale(report.loss_scale.ceiling, margin)
 
@@ -174,12 +136,12 @@ class _Search:
             return TreatmentPlan(loss_scale=2.0**base, scales=scales)
 
         def holds(paths: Sequence[str]) -> bool:
-            return self._holds(plan_for(paths))
+            return self.runs.holds(plan_for(paths))
 
         found = fewest_parts(self.workload.model, holds)
         if found is None:
             whole = plan_for(module_tree(self.workload.model, NEVER_CALLED)[""])
-            self.tried.append(Attempt("scale-per-part", "a scale per part", self._fails(whole)))
+            self.tried.append(Attempt("scale-per-part", "a scale per part", self.runs.fails(whole)))
             return
         plan = plan_for(found)
         what = f"{listing([place(path) for path in plan.scales])} at a scale of its own"
@@ -190,14 +152,14 @@ class _Search:
             return  # no line of the model's is at fault
         for lines in formulations(report):
             plan, what = TreatmentPlan(lines=lines), listing([change_words(line) for line in lines])
-            why = self._fails(plan)
+            why = self.runs.fails(plan)
             if why:
                 self.tried.append(Attempt("formulation", what, why))
             elif self._prove("formulation", what, plan, None):
                 return
 
     def _islands(self, report: Report) -> None:
-        flops = flops_by_module(self.workload, self.plan, self.progress)
+        flops = flops_by_module(self.workload, self.plan, self.runs.progress)
         fault = report.first_fault
         module = fault.module if fault is not None else ""
         guesses = [] if fault is None or not module else [module, module.rpartition(".")[0]]
@@ -209,7 +171,7 @@ class _Search:
         if not module:
             starts.insert(0, ("fp32", True))  # the code that is not in any module may be the loss alone
         for output, loss in starts:
-            if loss and self._holds(TreatmentPlan(loss_fp32=True)):
+            if loss and self.runs.holds(TreatmentPlan(loss_fp32=True)):
                 found: tuple[str, ...] | None = ()
             elif loss and starts.index((output, loss)) == 0:
                 continue
@@ -219,7 +181,7 @@ class _Search:
                 continue
             plan = TreatmentPlan(fp32=found, output=output if found else "fp32", loss_fp32=loss)
             cast = replace(plan, output="cast")
-            if found and output == "fp32" and self._holds(cast):
+            if found and output == "fp32" and self.runs.holds(cast):
                 plan = cast  # what comes after it sees what it saw
             parts = [listing([place(path) for path in found])] if found else []
             what = " and ".join([*parts, *(["the loss"] if loss else [])])
@@ -233,20 +195,22 @@ class _Search:
         base = replace(plan, loss_scale=None)
         if not plan.fp32:
             return None
-        return is_minimal(plan.fp32, lambda paths: self._holds(replace(base, fp32=tuple(sorted(paths)))))
+        return is_minimal(plan.fp32, lambda paths: self.runs.holds(replace(base, fp32=tuple(sorted(paths)))))
 
     def _smallest(
         self, base: TreatmentPlan, flops: dict[str, int], guesses: Sequence[str]
     ) -> tuple[str, ...] | None:
         def holds(paths: Sequence[str]) -> bool:
-            return self._holds(replace(base, fp32=tuple(sorted(paths))))
+            return self.runs.holds(replace(base, fp32=tuple(sorted(paths))))
 
         found = smallest_islands(self.workload.model, holds, flops, guesses)
         if found is None:
             whole = replace(base, fp32=("",))
             loss = " and the loss" if base.loss_fp32 else ""
             after = "outputs cast back" if base.output == "cast" else "outputs in FP32"
-            self.tried.append(Attempt("fp32", f"the whole model{loss} in FP32, {after}", self._fails(whole)))
+            self.tried.append(
+                Attempt("fp32", f"the whole model{loss} in FP32, {after}", self.runs.fails(whole))
+            )
         return found
 
     def _bf16(self) -> None:
@@ -254,13 +218,13 @@ class _Search:
             self._prove("bf16", "BF16 for all", TreatmentPlan(dtype="bfloat16", loss_scale=1.0), 0.0)
 
     def _formats(self) -> None:
-        ranges = ranges_of(self.workload, self.plan, self.progress)
+        ranges = ranges_of(self.workload, self.plan, self.runs.progress)
         found = choices(ranges, self.formats, self.plan.underflow_limit, self.plan.scale_margin_bits)
 
         def plan_for(table: tuple[ModuleFormats, ...]) -> TreatmentPlan:
             return TreatmentPlan(loss_scale=found.loss_scale, formats=table)
 
-        table = narrowest(found, lambda table: self._works(plan_for(table)))
+        table = narrowest(found, lambda table: self.runs.works(plan_for(table)))
         if table is None:
             self.tried.append(
                 Attempt("formats", "a format for each module", "the widest allowed fail as well")
@@ -268,28 +232,20 @@ class _Search:
             return
         plan = plan_for(with_patterns(table))
         pairs: list[tuple[Pass, Pass]] = []
-        why = self._run(plan, pairs)
+        why = self.runs.run(plan, pairs)
         if why:
             self.tried.append(Attempt("formats", "a format for each module", why))
             return
         if not uses_fp16_gradients(table):
             plan = replace(plan, loss_scale=None)
         low = tuple(item.path for item in table if item.forward != FLOAT32.name)
-        share = share_of(flops_by_module(self.workload, self.plan, self.progress), low)
+        share = share_of(flops_by_module(self.workload, self.plan, self.runs.progress), low)
         cost = Cost(None if share is None else 1.0 - share, None)
         self.treatments.append(
             Treatment("formats", plan, proof_of(pairs, found.loss_scale, None), cost, None)
         )
 
-    # -- running them
-
-    def _works(self, plan: TreatmentPlan) -> bool:
-        """Whether it holds in a short run on every batch, whatever the scan without treatment needed."""
-        by_scan, self.by_scan = self.by_scan, False
-        try:
-            return self._holds(plan)
-        finally:
-            self.by_scan = by_scan
+    # -- proving them
 
     def _prove(
         self,
@@ -300,13 +256,13 @@ class _Search:
         minimal: Callable[[], bool | None] = lambda: None,
     ) -> bool:
         """Whether a whole scan under the plan is clean; the treatment is kept then, else the attempt."""
-        self.progress(f"proof: {what}", 1, 1)
-        trace, report = self._scan(plan)
+        self.runs.progress(f"proof: {what}", 1, 1)
+        trace, report = self.runs.scan(plan)
         window = report.loss_scale
         if report.verdict != "clean" and plan.loss_scale is None and window.recommended and window.window:
             plan = replace(plan, loss_scale=window.recommended)
-            trace, report = self._scan(plan)
-        why = self._harm(trace) if report.verdict == "clean" else report.sentence
+            trace, report = self.runs.scan(plan)
+        why = self.runs.harm(trace) if report.verdict == "clean" else report.sentence
         if why:
             self.tried.append(Attempt(kind, what, why))
             return False
@@ -315,55 +271,6 @@ class _Search:
         )
         self.findings_left[plan_text(plan)] = report.findings
         return True
-
-    def _holds(self, plan: TreatmentPlan) -> bool:
-        return self._fails(plan) == ""
-
-    def _fails(self, plan: TreatmentPlan) -> str:
-        """What is wrong under the plan; '' where it holds on every batch. Each plan is run once."""
-        key = plan_text(plan)
-        if key not in self.known:
-            if self.trials.runs + self.scans >= self.budget:
-                raise BudgetSpent
-            self.known[key] = self._scan_fails(plan) if self.by_scan else self._run(plan)
-        return self.known[key]
-
-    def _run(self, plan: TreatmentPlan, pairs: list[tuple[Pass, Pass]] | None = None) -> str:
-        run = treated(self.plan, plan)
-        lower = [scale for scale in LOWER_SCALES if scale < run.loss_scale and run.dtype == "float16"]
-        if plan.loss_scale is not None:
-            lower = []
-        self.progress(f"trial {self.trials.runs + 1}", 1, 1)
-        for facts, exact in self.trials.run(run, list(self.order), lower):
-            if pairs is not None:
-                pairs.append((facts, exact))
-            why = what_fails(facts, exact, self.workload.forward_only)
-            if why:
-                self.order.remove(facts.batch)
-                self.order.insert(0, facts.batch)  # what fails one is soonest seen to fail there
-                return why
-        return ""
-
-    def _harm(self, trace: Trace) -> str:
-        """What is off FP32 in the worst way in any candidate pass of a scan; '' where nothing is."""
-        for run in trace.passes:
-            exact = find_pass(trace, "reference", run.batch)
-            if run.role == "candidate" and exact is not None:
-                why = what_fails(run, exact, self.workload.forward_only)
-                if why:
-                    return why
-        return ""
-
-    def _scan_fails(self, plan: TreatmentPlan) -> str:
-        trace, report = self._scan(plan)
-        self.scans += len(trace.passes) + len(trace.scale_runs)
-        return self._harm(trace) if report.verdict == "clean" else report.sentence
-
-    def _scan(self, plan: TreatmentPlan) -> tuple[Trace, Report]:
-        trace = probe(self.workload, treated(self.plan, plan), self.progress)
-        if trace.interrupted:
-            raise KeyboardInterrupt
-        return trace, diagnose(trace, self.policy)
 
 
 def _rank(treatment: Treatment) -> int:
