@@ -22,6 +22,7 @@ from ampdoctor.render.gradients.page import exponent_of_power
 from ampdoctor.render.options import Options
 from ampdoctor.render.text import document
 from ampdoctor.scales.gradient_view import view_gradients
+from ampdoctor.scales.reading import read_scales
 
 SAMPLES = Path("sample_configs")
 OVERFLOW, UNDERFLOW, HEALTHY = (
@@ -43,16 +44,17 @@ def gradients(config: Path, is_sweep: bool) -> Page:
     """The gradients at the configured scale."""
     trace, report = scanned(config)
     scale = trace.environment.loss_scale
-    view = view_gradients(trace, exponent_of_power(scale))
-    assert view is not None
+    limit, margin = DEFAULT_POLICY.gradient_underflow, DEFAULT_POLICY.scale_margin_bits
+    reading = read_scales(trace, limit, margin)
+    assert reading is not None
     return Page(
-        view=view,
+        view=view_gradients(trace, reading, exponent_of_power(scale)),
         report=report,
         wanted=scale,
         sweep=is_sweep,
         top=8,
-        underflow_limit=DEFAULT_POLICY.gradient_underflow,
-        margin_bits=DEFAULT_POLICY.scale_margin_bits,
+        underflow_limit=limit,
+        margin_bits=margin,
         again=f"ampdoctor grad-histogram {config}",
         scan=f"ampdoctor scan {config}",
         types={m.path: m.type for m in trace.modules},
