@@ -1,7 +1,8 @@
 """What watching a training loop costs: steps watched and not watched, in turn, in one process.
 
-    python benchmarks/run_overhead.py [--steps 40]
+    python benchmarks/run_overhead.py [--steps 40] [--record]
 
+With --record the flight recorder is armed as well: it looks at each step's loss and gradient norm.
 Prints, for plain steps of 50 ms and more, the median of the ratio of a watched step to the plain one
 next to it, that of another plain step to the same one (how far from 1 noise alone takes it), and how
 long each took: the process's CPU time, which other load on the machine lengthens less than the clock's.
@@ -12,15 +13,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from ampdoctor.api.bundle_write import Shelf
+from ampdoctor.api.flight import Flight
 from ampdoctor.api.script_capture import Capture
 from ampdoctor.live.recorder import Recorder
+from ampdoctor.live.trigger import Trigger
 from ampdoctor.live.watch import LoopWatch
 
 __ampdoctor_calls_user_code__ = True
@@ -73,10 +79,11 @@ def seconds(step: Callable[[], None]) -> float:
     return time.process_time() - started
 
 
-def measure(step: Callable[[], None], steps: int) -> tuple[float, float, float, float]:
+def measure(step: Callable[[], None], steps: int, record: bool) -> tuple[float, float, float, float]:
     """(median of the ratios, that of two plain steps, median watched, median plain); times in seconds."""
     recorder = Recorder("benchmark")
-    capture = Capture(recorder, lambda *_: None, lambda _: None)
+    flight = Flight(recorder, Shelf(Path(tempfile.gettempdir()) / "run_overhead"), Trigger())
+    capture = Capture(recorder, flight.turn if record else lambda *_: None, lambda _: None)
     for _ in range(3):
         step()
     rounds = []
@@ -102,10 +109,11 @@ def main() -> None:
     """Prints a line per model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40)
-    steps = parser.parse_args().steps
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
     torch.manual_seed(0)
     for make in (transformer, network, many_parameters):
-        ratio, noise, watched, plain = measure(make(), steps)
+        ratio, noise, watched, plain = measure(make(), options.steps, options.record)
         print(
             f"{make.__name__:16} {ratio:.3f}  plain again {noise:.3f}  "
             f"watched {1e3 * watched:.1f} ms, plain {1e3 * plain:.1f} ms"
