@@ -19,12 +19,14 @@ from ampdoctor.probe.watch.unrecorded import Unrecorded
 
 Array = Any
 draw = np.random.default_rng(0)
-X, Y = (draw.normal(0, 20, (4, 64)).astype(np.float16) for _ in range(2))
-P = draw.random((4, 64)).astype(np.float16)
-WEIGHTS = np.full(64, 3.3, np.float16)
+X, Y = (draw.normal(0, 20, (4, 60)).astype(np.float16) for _ in range(2))
+P = draw.random((4, 60)).astype(np.float16)
+WEIGHTS = np.full(60, 3.3, np.float16)
 SIGNAL, WINDOW = draw.normal(0, 1, 16).astype(np.float16), torch.hann_window(8).half().numpy()
 INDEX = draw.integers(0, 5, 200)
 ADDED = draw.normal(0, 7, 200).astype(np.float16)
+FAINT = (np.full(8192, 2.0**-13, np.float16), np.zeros(8192, np.float16))
+"""The square of each is a quarter of FP16's smallest number: zero, before 8,192 of them are added up."""
 IMAGE, KERNEL = (draw.normal(0, 1, s).astype(np.float16) for s in ((1, 3, 6, 6), (2, 3, 3, 3)))
 BIAS = np.array([1000.0, 0.3], np.float16)
 SPARSE = np.where(draw.random((8, 16)) < 0.4, draw.normal(0, 9, (8, 16)), 0).astype(np.float16)
@@ -133,10 +135,16 @@ ROWS: dict[str, tuple[Callable[..., Tensor], tuple[Array, ...], Callable[..., Ar
     "mean of mse_loss": (F.mse_loss, (X, Y), lambda x, y: half(mse(x, y).mean())),
     "mse_loss, backward": (gradient(F.mse_loss), (X, Y), mse_backward),
     "huber_loss": (lambda x, y: F.huber_loss(x, y, reduction="none", delta=5.0), (X, Y), huber),
-    "sum of huber_loss": (
+    "sum of faint mse_loss": (lambda x, y: F.mse_loss(x, y, reduction="sum"), FAINT, lambda x, y: half(0)),
+    "sum of faint huber_loss": (
         lambda x, y: F.huber_loss(x, y, reduction="sum", delta=5.0),
-        (X, Y),
-        lambda x, y: half(huber(x, y).sum()),
+        FAINT,
+        lambda x, y: half(0),
+    ),
+    "sum of faint smooth_l1_loss": (
+        lambda x, y: F.smooth_l1_loss(x, y, reduction="sum", beta=2.0),
+        FAINT,
+        lambda x, y: half(0),
     ),
     "huber_loss, backward": (gradient(lambda x, y: F.huber_loss(x, y, delta=5.0)), (X, Y), huber_backward),
     "smooth_l1_loss": (lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=2.0), (X, Y), smooth_l1),
