@@ -187,6 +187,13 @@ def test_a_sample_is_taken_in_the_order_of_the_shape(x: Tensor) -> None:
     assert torch.equal(drift._sample(x), flat_values[at])
 
 
+def test_a_sample_copies_nothing_but_itself() -> None:
+    x = torch.randn(8, 16, 9, 9).contiguous(memory_format=torch.channels_last)
+    with Ops() as ops:
+        drift._sample(x)
+    assert not {"clone", "contiguous", "_unsafe_view", "index"} & set(ops.seen), ops.seen
+
+
 # ---------------------------------------------------------------- memory
 
 
