@@ -60,21 +60,25 @@ def test_nor_where_there_is_no_loss() -> None:
     )
 
 
-def test_of_several_batches_the_one_that_overflows_at_scale_1_is_spoken_of() -> None:
-    """The gradient that arrives is twice the value: 2 * 2^15 = 65,536 is past FP16's end at scale 1; 2 * 3
-    is past it only at 2^16, and 2^16 is where the other batch's is reported to be as well."""
-    batches = [(torch.tensor([3.0]),), (torch.tensor([2.0**15]),)]
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (2.0**9, "top-level code leaves the FP16 range at 65,536, and that of 0 even at scale 1."),
+        (2.0**15, "top-level code leaves the FP16 range even at scale 1."),
+    ],
+)
+def test_of_several_batches_the_one_that_overflows_at_scale_1_is_spoken_of(value: float, words: str) -> None:
+    """The gradient that arrives is twice the value: 2^10 fits at scale 1, times the value in ``0`` it is
+    2^19 and does not; 2^16 does not fit as it arrives. That of the first batch, 6 and 18, fits at scale 1."""
+    batches = [(torch.tensor([3.0]),), (torch.tensor([value]),)]
 
     def step(model: nn.Module, batch: tuple[Tensor]) -> Tensor:
         return model(batch[0]).float().square().sum()
 
-    report = report_of(step, batches, loss_scale=65536.0)
-    assert report.verdict == "no-workable-scale"
+    report = ampdoctor.scan(nn.Sequential(Scaled()), batches, step, mode="half", loss_scale=65536.0)
     fault = report.first_fault
-    assert fault is not None and fault.batch == 1
-    at = "The backward of top-level code leaves the FP16 range at 65,536, and that of "
-    assert report.sentence.startswith(f"NO LOSS SCALE WORKS. {at}")
-    assert report.sentence.endswith(" even at scale 1.")
+    assert fault is not None and (fault.batch, fault.module) == (1, "")
+    assert report.sentence == f"NO LOSS SCALE WORKS. The backward of {words}"
 
 
 def test_bf16_is_not_advised_where_fp32_fails_too() -> None:
@@ -131,6 +135,7 @@ def test_where_fp32_raises_no_gradient_is_said_to_be_kept() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.lin = nn.Linear(4, 4)
+            nn.init.ones_(self.lin.weight), nn.init.zeros_(self.lin.bias)
             self.register_buffer("queue", torch.ones(4, 4))
 
         def forward(self, x: Tensor) -> Tensor:

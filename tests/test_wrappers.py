@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
@@ -181,3 +181,17 @@ def test_a_scripts_optimizer_is_that_of_the_weights_that_stand_in(wrap: Wrap) ->
         assert [id(p) for g in twin.param_groups for p in g["params"]] == [id(p) for p in parameters]
         momenta = [twin.state[p]["momentum_buffer"] for p in parameters]
         assert all(type(m) is Tensor and m.shape == p.shape for m, p in zip(momenta, parameters, strict=True))
+
+
+def test_a_policy_of_fsdp_is_not_followed_and_that_is_said() -> None:
+    model = mlp()
+    fully_shard(
+        model,
+        mesh=init_device_mesh("cpu", (1,)),
+        mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    )
+    said = (
+        "FSDP's own policy (param_dtype bfloat16, reduce_dtype float32): the precision that is configured ran"
+    )
+    assert said in scan(model).not_seen
+    assert not any("policy" in words for words in scan(sharded(mlp())).not_seen)

@@ -111,6 +111,8 @@ def _not_seen(reading: Reading) -> Iterator[str]:
     if trained:
         compute = "computes" if len(trained) == 1 else "compute"
         yield f"eval mode, in which {listing(trained)} {compute} something else (model: {{mode: eval}})"
+    if trace.environment.own_policy:
+        yield f"FSDP's own policy ({trace.environment.own_policy}): the precision that is configured ran"
     inside = [*trace.opaque_ops, *(m.path for m in trace.modules if m.opaque)]
     if inside:
         yield f"the inside of {listing(inside)} (AMP903)"

@@ -173,6 +173,8 @@ def _no_scale(reading: Reading, fault: FirstFault | None, name: str) -> str:
     )
     if root is None or root.site is None:
         return f"{at}."
+    if place(root.site.module) == where:
+        return f"The backward of {where} leaves the {name} range even at scale 1."
     return f"{at}, and that of {place(root.site.module)} even at scale 1."
 
 

@@ -37,6 +37,9 @@ class Environment:
     kernel_refusal: str = ""
     """What the compiler of the fused kernel said, where torch's own ops had to count on a GPU instead. ''
     where the kernel did it, where there is no Triton to make it, and on a CPU."""
+    own_policy: str = ""
+    """``param_dtype bfloat16``: the precision of the model's own wrapper (FSDP2's MixedPrecisionPolicy),
+    which does not run here: the configured one does. '' for none."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,20 @@ def undistributed(model: nn.Module, reduced: Iterable[nn.Module], undo: list[Und
                 _without_distributed(hooks, undo)
 
 
+def own_policy(model: nn.Module) -> str:
+    """``param_dtype bfloat16``: the precision that FSDP2's MixedPrecisionPolicy asks for, else ''."""
+    for module in model.modules():
+        state = getattr(module, "_get_fsdp_state", None)
+        policy = getattr(state(), "_mp_policy", None) if callable(state) else None
+        asked = {
+            name: getattr(policy, name, None) for name in ("param_dtype", "reduce_dtype", "output_dtype")
+        }
+        words = [f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in asked.items() if dtype]
+        if words:
+            return ", ".join(words)
+    return ""
+
+
 def original_of(parameter: Tensor) -> Tensor:
     """The parameter that this one stands in for; itself where it stands for none."""
     return getattr(parameter, "stands_for", parameter)

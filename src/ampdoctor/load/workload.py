@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ampdoctor.load.spread import own_policy
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -28,3 +30,8 @@ class Workload:
     build_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer] | None = None
     compiled: tuple[str, ...] = ()
     """Paths of modules that were compiled with torch.compile ('' is the root)."""
+
+    @property
+    def own_policy(self) -> str:
+        """The precision that the model's own wrapper asks for and that is not followed; '' for none."""
+        return own_policy(self.model)

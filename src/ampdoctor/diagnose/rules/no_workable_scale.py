@@ -130,7 +130,8 @@ def _remedy(reading: Reading, judged: JudgedBirth) -> str:
     advice = [_help(run) for run in works if run.kind != "bfloat16"]
     if not in_fp32 or any(run.works and birth.site and run.module == birth.site.module for run in in_fp32):
         apart = [_help(run) for run in works if run.kind == "module-scaled-apart"]
-        advice = [keep_in_fp32(reading, judged), *apart]
+        at = [f", with loss scale {scale(run.loss_scale)}" for run in in_fp32 if run.works]
+        advice = [keep_in_fp32(reading, judged) + "".join(at[:1]), *apart]
     divides = birth.forward_op in _DIVISIONS
     advice.append("raise the eps in the divisor (1e-3 in FP16)" if divides else "scale this loss term down")
     if birth.dtype == "float16" and not any(run.kind == "bfloat16" and not run.works for run in runs):

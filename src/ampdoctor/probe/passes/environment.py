@@ -33,4 +33,5 @@ def environment_of(workload: Workload, plan: Plan, device: torch.device) -> Envi
         trainable_parameters=sum(p.numel() for p in workload.model.parameters() if p.requires_grad),
         scaler=plan.scaler,
         kernel_refusal=refusal() if device.type == "cuda" else "",
+        own_policy=workload.own_policy,
     )
