@@ -1,11 +1,12 @@
 """Writes the pages that the documentation site is built from into a folder: ``make docs`` runs it.
 
-What the code or the README says is taken from there; ``docs/guide`` and the design come on top.
+The README, ``docs/guide`` and the design as they are; rules, keys and JSON documents from the code.
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import shutil
 import sys
@@ -20,21 +21,14 @@ from ampdoctor.render.html.rule_sections import sections
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
-    "Commands": "commands.md",
-    "Formats": "formats.md",
-    "The HTML report": "formats.md",
-    "The smallest change that cures it": "prescribe.md",
-    "Where the gradients lie": "gradients.md",
-    "What a loss scaler would do": "scaler.md",
-    "In Python and in tests": "python.md",
-    "A check that fails a build": "ci.md",
-    "On every pull request": "ci.md",
-    "A script as it is": "run.md",
-    "The config": "config.md",
-    "What is emulated on a CPU, and what was not run on a GPU": "limits.md",
+    "README.md": "index.md",
+    **{
+        f"docs/{name}.md": f"{name.lower()}.md"
+        for name in ("DESIGN", "EMULATION", "LOOP", "KINDS", "RECORDER")
+    },
+    **{f"docs/guide/{page.name}": f"guide/{page.name}" for page in (ROOT / "docs" / "guide").glob("*.md")},
 }
-"""Sections of the README that are pages here; the others stay on the first page."""
-COPIED = ("DESIGN.md", "EMULATION.md", "LOOP.md", "KINDS.md", "RECORDER.md")
+"""{file of the repository: page}"""
 DOCUMENTS = ("report", "run", "prescription")
 """The schemas of what programs read; the config's stands on its own page."""
 
@@ -42,17 +36,15 @@ DOCUMENTS = ("report", "run", "prescription")
 def site(folder: Path) -> None:
     """Nothing; every page is in the folder, which held nothing else."""
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "rules").mkdir(parents=True)
-    shutil.copytree(ROOT / "docs" / "guide", folder / "guide")
+    for room in ("rules", "guide"):
+        (folder / room).mkdir(parents=True)
     for picture in (ROOT / "docs").glob("*.svg"):
         shutil.copy(picture, folder)
-    for name in COPIED:
-        text = (ROOT / "docs" / name).read_text(encoding="utf-8").replace("](../", "](")
-        (folder / name.lower()).write_text(_links(text, "index.md", {}), encoding="utf-8")
-    for name, text in readme_pages().items():
-        if name == "config.md":
-            text += "\n".join(("\n## Every key", *schema_tables("config", 3)))
-        (folder / name).write_text(text, encoding="utf-8")
+    for source, page in PAGES.items():
+        text = _links((ROOT / source).read_text(encoding="utf-8"), source)
+        if page == "guide/config.md":
+            text += "\n".join(("\n## Every key", *schema_tables("config", 3))) + "\n"
+        (folder / page).write_text(text, encoding="utf-8")
     for name, text in rule_pages():
         (folder / "rules" / name).write_text(text, encoding="utf-8")
     lines = [
@@ -63,20 +55,6 @@ def site(folder: Path) -> None:
     for name in DOCUMENTS:
         lines += ["", f"## {name}", *schema_tables(name, 3)]
     (folder / "json.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def readme_pages() -> dict[str, str]:
-    """The README as pages by file name; a link to a section leads to the page that it is on."""
-    first, *parts = re.split(r"^## ", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    pages = {"index.md": first}
-    anchors = {}
-    for part in parts:
-        heading, _, body = part.partition("\n")
-        page = PAGES.get(heading, "index.md")
-        anchors[_anchor(heading)] = page
-        level = "# " if page not in pages else "## "
-        pages[page] = pages.get(page, "") + f"{level}{heading}\n{body}"
-    return {page: _links(text, page, anchors) for page, text in pages.items()}
 
 
 def rule_pages() -> Iterator[tuple[str, str]]:
@@ -130,26 +108,23 @@ def _type(value: dict[str, Any]) -> str:
     return kind if isinstance(kind, str) else " or ".join(kind)
 
 
-def _links(text: str, page: str, anchors: dict[str, str]) -> str:
-    """The text with its links as they are on the site; a file that it does not have is named without."""
+def _links(text: str, source: str) -> str:
+    """The file's text with its links as they are on the site; what it does not have is named without."""
+    here, there = posixpath.dirname(source), posixpath.dirname(PAGES[source])
 
     def one(match: re.Match[str]) -> str:
         words, target = match[1], match[2]
-        if target.startswith("#"):
-            return f"[{words}]({anchors.get(target[1:], page)}{target})"
-        name = target.removeprefix("docs/")
-        if "://" in target or name.endswith(".svg"):
-            return f"[{words}]({name})"
-        path, _, anchor = name.partition("#")
-        if path in COPIED:
-            return f"[{words}]({path.lower()}{'#' + anchor if anchor else ''})"
-        return words
+        path, mark, anchor = target.partition("#")
+        if not path or "://" in target:
+            return match[0]
+        file = posixpath.normpath(posixpath.join(here, path))
+        if file.endswith(".svg"):
+            page: str | None = posixpath.basename(file)
+        else:
+            page = "rules/index.md" if file == "docs/rules/index.md" else PAGES.get(file)
+        return words if page is None else f"[{words}]({posixpath.relpath(page, there)}{mark}{anchor})"
 
     return re.sub(r"\[([^\]\n]+)\]\(([^)\s]+)\)", one, text)
-
-
-def _anchor(heading: str) -> str:
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _escaped(text: str) -> str:

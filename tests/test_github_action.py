@@ -54,10 +54,10 @@ def test_the_hook_runs_the_gate_in_the_projects_own_environment() -> None:
     assert shlex.split(hook["entry"]) == ["ampdoctor", "gate"]
 
 
-def test_the_readme_names_the_hook_and_every_input() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert f"- id: {HOOKS[0]['id']}" in readme
-    section = readme.partition("## On every pull request")[2].partition("\n## ")[0]
+def test_the_guide_names_the_hook_and_every_input() -> None:
+    guide = (ROOT / "docs" / "guide" / "ci.md").read_text()
+    assert f"- id: {HOOKS[0]['id']}" in guide
+    section = guide.partition("## On every pull request")[2].partition("\n## ")[0]
     assert [
         name for name in ACTION["inputs"] if f"`{name}`" not in section and f"{name}:" not in section
     ] == []

@@ -141,9 +141,9 @@ def test_every_sample_config_is_valid(config: Path) -> None:
     assert complaints(CONFIG, yaml.safe_load(config.read_text())) == []
 
 
-def test_the_readmes_config_is_valid() -> None:
-    readme = (ROOT / "README.md").read_text()
-    (block,) = (part for part in readme.split("```yaml\n")[1:] if part.startswith("version: 1"))
+def test_the_guides_config_is_valid() -> None:
+    guide = (ROOT / "docs" / "guide" / "config.md").read_text()
+    (block,) = (part for part in guide.split("```yaml\n")[1:] if part.startswith("version: 1"))
     assert complaints(CONFIG, yaml.safe_load(block.partition("```")[0])) == []
 
 

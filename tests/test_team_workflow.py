@@ -1,4 +1,4 @@
-"""A team's repository from its first clean gate to a waiver that ran out, with the workflow of the README."""
+"""A team's repository from its first clean gate to a waiver that ran out, with the guide's workflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from action_runner import ACTION, ROOT, ActionRun, run_action
 from ampdoctor.cli.main import run
 from ampdoctor.schemas import schema_text
 
-README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "guide" / "ci.md").read_text()
 
 MODEL = """\
 import torch
@@ -64,7 +64,7 @@ LINE = MODEL.splitlines().index("        return self.up(x)") + 1
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository, and the current folder: a model, an FP16 and a BF16 config, the README's workflow."""
+    """A repository, and the current folder: a model, an FP16 and a BF16 config, the guide's workflow."""
     folder = tmp_path / "repository"
     (folder / "net").mkdir(parents=True)
     (folder / "configs").mkdir()
@@ -101,8 +101,8 @@ def let_a_layer_overflow(folder: Path) -> None:
 
 
 def workflow_inputs() -> dict[str, str]:
-    """What the README's workflow hands to the action."""
-    blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    """What the guide's workflow hands to the action."""
+    blocks = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
     jobs = next(
         yaml.safe_load(block)["jobs"] for block in blocks if "OWNER/ampdoctor@" in block and "jobs:" in block
     )
