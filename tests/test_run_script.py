@@ -365,3 +365,10 @@ def test_a_very_long_run_is_held_in_bounded_memory(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     whole, _, _ = run(written(tmp_path, model + LOOP.replace("range(3)", "range(30)")))
     assert report.skipped == whole.skipped == sum(m.skipped for m in whole.timeline) > 2
+
+
+def test_an_option_that_is_not_there_is_no_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["run", "--quiet", "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("error: there is no option --quiet\n")
+    assert "behind its name" in said

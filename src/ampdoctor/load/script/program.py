@@ -79,6 +79,11 @@ def check_program(program: Program) -> None:
         raise ConfigError(f"{program.target} is a directory", "name the script in it, or run it with -m")
     if path.suffix in (".yaml", ".yml"):
         raise ConfigError(f"{program.target} is no script", f"a config is scanned: ampdoctor scan {path}")
+    if program.target.startswith("-") and not path.exists():
+        raise ConfigError(
+            f"there is no option {program.target}",
+            "`ampdoctor run --help` lists them; a script's own options stand behind its name",
+        )
     if not path.is_file():
         raise ConfigError(f"there is no script {program.target}", f"in {Path.cwd()}")
 
