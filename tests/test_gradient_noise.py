@@ -50,6 +50,24 @@ class SingleOnly(Cancelling):
         return super().forward(x)
 
 
+class MakesFloat32(Cancelling):
+    """The same, with a product in FP32 that the model asks for: next to float64 weights torch refuses it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
+def test_fp32_that_the_model_makes_itself_is_float64_in_a_float64_pass() -> None:
+    torch.manual_seed(0)
+    trace, report = scan(
+        MakesFloat32(), torch.randn(32, 16), lambda m, x: -m(x)[:, 0].mean(), loss_scale=1024.0
+    )
+    errors = {p.name: p.reference_error for p in candidate(trace).parameters}
+    assert errors["noise.weight"] is not None and errors["noise.weight"] > 0.1
+    assert errors["head.weight"] is not None and errors["head.weight"] < 1e-3
+    assert (report.verdict, warnings_of(report)) == ("clean", [])
+
+
 def test_without_a_float64_pass_noise_is_what_is_small_beside_the_whole_model() -> None:
     """The weight of ``noise`` is as small as its bias: beside its own module nothing of it would be noise."""
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import torch
 from ampdoctor.load.workload import Workload
 from ampdoctor.probe.passes.one_pass import Run, run_pass
 from ampdoctor.probe.passes.precision import reference
+from ampdoctor.probe.watch.own_casts import AllFloat64
 from ampdoctor.probe.watch.unrecorded import Absent
 
 _SAME_LOSS = 1e-4
@@ -24,7 +25,9 @@ def reference_errors(workload: Workload, batch: Any, seed: int, exact: Run) -> d
     where the model does not run in float64, or draws other random numbers there.
     """
     precision = reference(exact.precision.device, torch.float64)
-    wide = run_pass(workload, batch, precision, seed, Absent)
+    wide: Run = run_pass(workload, batch, precision, seed, Absent)
+    if wide.raised is not None:  # perhaps at FP32 that the model makes itself, next to float64
+        wide = run_pass(workload, batch, precision, seed, AllFloat64)
     if wide.raised is not None or wide.interrupted or wide.loss is None or exact.loss is None:
         return {}
     expected, seen = wide.loss.double().cpu(), exact.loss.double().cpu()

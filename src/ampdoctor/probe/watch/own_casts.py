@@ -61,8 +61,18 @@ def _pairs(func: AnyOp, args: tuple[Any, ...], made: Any) -> Iterator[tuple[Tens
 class CastsWidened(Unrecorded):
     """Runs the step with every tensor that it makes in 16 bits made in FP32."""
 
+    narrow: tuple[torch.dtype, ...] = _SHORT
+    wide = torch.float32
+
     def see(self, func: AnyOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op returns."""
-        if kwargs.get("dtype") in _SHORT:
-            kwargs = {**kwargs, "dtype": torch.float32}
+        if kwargs.get("dtype") in self.narrow:
+            kwargs = {**kwargs, "dtype": self.wide}
         return super().see(func, args, kwargs)
+
+
+class AllFloat64(CastsWidened):
+    """Runs the step with every floating tensor that it makes in FP32 or less made in float64."""
+
+    narrow = (*_SHORT, torch.float32)
+    wide = torch.float64
