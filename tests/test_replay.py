@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import ampdoctor
 from ampdoctor.cli.main import run as command
+from ampdoctor.live.trigger import Trigger, Turn
 from flight_scripts import write
 
 
@@ -125,3 +129,41 @@ def test_what_is_wrong_is_one_line_and_status_2(
     assert out == ""
     assert err.splitlines()[-1].startswith(said)
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"skips": 0},
+        {"skips": 1.5},
+        {"most_bytes": -1},
+        {"most_bytes": "x"},
+        {"loss_factor": float("nan")},
+        {"loss_factor": "x"},
+    ],
+)
+def test_a_recorder_refuses_limits_that_are_none(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=next(iter(wrong))):
+        ampdoctor.FlightRecorder(nn.Linear(2, 2), directory=tmp_path, **wrong)
+
+
+def test_a_file_is_no_place_for_bundles(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ampdoctor.AmpDoctorError, match="is a file"):
+        ampdoctor.FlightRecorder(nn.Linear(2, 2), directory=tmp_path / "file")
+
+
+def test_a_recorder_that_fails_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(trigger: Trigger, turn: Turn) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(Trigger, "why", broken)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampdoctor.FlightRecorder(model, directory=tmp_path):
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert [r.message for r in caplog.records] == ["step 0 was not looked at: RuntimeError: no luck"]

@@ -232,3 +232,62 @@ def test_a_faulty_loop_is_named_at_its_line(style: str, tmp_path: Path) -> None:
     report, _, _ = run(script(tmp_path, body))
     assert line in lines(report, [code])
     assert {f.code for f in report.findings if f.severity != "info"} == {code}
+
+
+ACCUMULATED = """
+for i in range(8):
+    scaler.scale(loss_of() / 4).backward()
+    if i % 4 == {at}:
+        scaler.unscale_(optimizer)
+    if i % 4 == 3:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_any_number_of_backwards_may_follow_an_unscale(at: int, tmp_path: Path) -> None:
+    report, _, _ = run(script(tmp_path, ACCUMULATED.format(at=at)))
+    assert [f.code for f in report.findings if f.severity == "error"] == ["AMP419"]
+    assert lines(report, ["AMP419"]) == ["scaler.unscale_(optimizer)"]
+
+
+def test_an_unscale_after_the_last_backward_is_right(tmp_path: Path) -> None:
+    report, _, _ = run(script(tmp_path, ACCUMULATED.format(at=3)))
+    assert urgent(report) == []
+
+
+TAKEN = """
+params = list(model.parameters())
+for _ in range(3):
+    grads = torch.autograd.grad(scaler.scale(loss_of()), params)
+    for p, g in zip(params, grads):
+        p.grad = GRADIENT
+    optimizer.step()
+"""
+
+
+def test_scaled_gradients_that_autograd_grad_made(tmp_path: Path) -> None:
+    report, _, _ = run(script(tmp_path, TAKEN.replace("GRADIENT", "g")))
+    assert urgent(report) == ["AMP404"]
+    assert lines(report) == ["optimizer.step()"]
+
+
+def test_gradients_that_autograd_grad_made_and_the_script_divided(tmp_path: Path) -> None:
+    report, _, _ = run(script(tmp_path, TAKEN.replace("GRADIENT", "g / scaler.get_scale()")))
+    assert urgent(report) == []
+
+
+def test_each_optimizers_first_step_is_examined(tmp_path: Path) -> None:
+    """The generator of a GAN has its turn in every third step only."""
+    body = """
+for i in range(6):
+    scaler.scale(loss_of()).backward()
+    scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+    if i % 3 == 2:
+        (1e-9 * loss_of(other)).backward()
+        second.step(); second.zero_grad()
+"""
+    report, _, _ = run(script(tmp_path, body))
+    assert [(e.step, e.report.verdict) for e in report.examined] == [(0, "clean"), (2, "gradient-underflow")]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ampdoctor.api.bundle_write import Incident, Shelf, write_step
 from ampdoctor.api.script_capture import Captured
-from ampdoctor.errors import AmpDoctorError
+from ampdoctor.errors import AmpDoctorError, ConfigError
 from ampdoctor.live.recorder import Draft, Recorder
 from ampdoctor.live.trigger import Trigger, Turn
 
@@ -35,6 +35,12 @@ class Flight:
 
     def turn(self, captured: Sequence[Captured], draft: Draft, skipped: bool) -> None:
         """Nothing; the step is in a bundle where it is the first of its trouble."""
+        try:
+            self._look(captured, draft, skipped)
+        except Exception as error:  # a training of days does not end because its recorder failed
+            self._say(f"step {self.recorder.step:,} was not looked at: {_in_a_line(error)}")
+
+    def _look(self, captured: Sequence[Captured], draft: Draft, skipped: bool) -> None:
         loss, norm, scale = _read([self.recorder.figures[-1].loss, draft.get("norm"), draft.get("scale")])
         scaled = bool(draft.get("scaler"))
         if norm is not None and not _is_finite(norm) and _all_finite(captured):
@@ -64,8 +70,8 @@ class Flight:
             self._say(f"{step} is not recorded: {error.message}")
         except OSError as error:
             self._say(f"{step} is not recorded in {self.shelf.directory}: {error.strerror or error}")
-        except Exception as error:  # a training of days does not end because its recorder failed
-            self._say(f"{step} is not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        except Exception as error:
+            self._say(f"{step} is not recorded: {_in_a_line(error)}")
         else:
             self.bundles.append(folder)
             LOG.warning("%s is recorded: ampdoctor replay %s", step, folder)
@@ -79,11 +85,17 @@ class Flight:
 
 
 def shelf_of(directory: str | os.PathLike[str], keep: int, most_bytes: int | None = None) -> Shelf:
-    """Where this process puts its bundles: of several, each has a folder of its own."""
+    """Where this process puts its bundles: of several, each has its own. ConfigError for a file."""
     folder = Path(directory).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{directory} is a file, and bundles go to a folder")
     if os.environ.get("WORLD_SIZE", "") not in ("", "0", "1"):
         folder /= f"rank{os.environ.get('RANK', '0')}"
     return Shelf(folder, keep, most_bytes)
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _read(values: list[Any]) -> list[float | None]:

@@ -50,6 +50,8 @@ class Wanted:
 
 _MOST_TRIES = 4
 """Skipped steps that are probed for a fault that is not the scale's; each costs seconds."""
+_MOST_OPTIMIZERS = 4
+"""Those whose first complete step is examined; the same."""
 
 
 class Examiner:
@@ -60,7 +62,7 @@ class Examiner:
         self.policy = policy
         self.recorder = recorder
         self.capture = Capture(recorder, self.turn, self.begins)
-        self.capture.asks_skips = lambda: wanted.until_nan or (wanted.step is None and self._first is None)
+        self.capture.asks_skips = lambda: wanted.until_nan or (wanted.step is None and not self._first)
         self.flight = None if wanted.record is None else Flight(recorder, wanted.record, Trigger())
         self.examined: list[Examined] = []
         self.traces: list[Trace] = []
@@ -69,7 +71,8 @@ class Examiner:
         """Scalers that have let a step through: what they skip from then on is not settling."""
         self._fault_examined = False
         self._tries = 0
-        self._first: int | None = None
+        self._first: dict[Any, int] = {}
+        """{optimizer: its first complete step}"""
         self._pending: list[Captured] = []
         """The losses of the first step, while every one is skipped."""
 
@@ -91,8 +94,7 @@ class Examiner:
         if self.wanted.step is not None:
             if step == self.wanted.step:
                 self._examine(captured, "asked for")
-        elif not skipped and not unfit and (self._first is None or self._first == step) and captured:
-            self._first = step
+        elif not skipped and not unfit and captured and self._is_first(draft, step):
             self._examine(captured, "first complete step")
         if settling and not self._pending:
             self._pending = captured
@@ -104,6 +106,13 @@ class Examiner:
         if self._fault_examined and unfit and self.wanted.until_nan and not self.wanted.keep_going:
             self.stopped = f"step {step:,} is not finite"
             raise Enough
+
+    def _is_first(self, draft: Draft, step: int) -> bool:
+        """The optimizer, which has losses of its own, had no complete step before this one."""
+        optimizer = draft.get("subject")
+        if optimizer not in self._first and len(self._first) >= _MOST_OPTIMIZERS:
+            return False
+        return self._first.setdefault(optimizer, step) == step
 
     def ended(self) -> None:
         """Nothing; where no step was complete, the first that was skipped is examined after all."""

@@ -262,6 +262,10 @@ def _clean(reading: Reading) -> Headline:
         return Headline(
             f"CLEAN, as far as it goes: the {name} forward is sound, and there was no backward to look at."
         )
+    if not any(p.parameters for p in reading.trace.passes if p.role == "candidate"):
+        return Headline(
+            "CLEAN, as far as it goes:", f"the {name} forward is sound, and no parameter gets a gradient."
+        )
     nothing = "What overflows or is undefined is absorbed" if absorbed else "Nothing overflows"
     start = f"{nothing} {_at_scale(reading.trace)}, and"
     if all_zero([p for p in reading.trace.passes if p.role == "candidate"]):

@@ -20,8 +20,8 @@ def format_name(dtype: str) -> str:
 
 
 def in_mode(precision: str, mode: Mode) -> str:
-    """``float16 autocast``; the precision alone where the model runs as it was built."""
-    return precision if mode in AS_BUILT else f"{precision} {mode}"
+    """``float16 autocast``; ``as built, for float16`` where nothing was cast for it."""
+    return f"as built, for {precision}" if mode in AS_BUILT else f"{precision} {mode}"
 
 
 def number(value: float | None) -> str:

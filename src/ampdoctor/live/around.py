@@ -56,6 +56,7 @@ class Around:
         self.losses = ScaledLosses()
         self.mode = ScriptMode(recorder, listener)
         self.mode.scaled_by_hand = self.losses.know_by_hand
+        recorder.book.scaled_since = self._scaled_since
         self.module_depth = 0
         """1 inside a root module's call."""
         self.busy = False
@@ -67,6 +68,9 @@ class Around:
         self.stepped_inside: list[tuple[Any, int]] | None = None
         """While a backward runs: the optimizers that stepped inside it, each with how many parameters."""
         self._pid = os.getpid()
+
+    def _scaled_since(self, gradient: Tensor) -> int | None:
+        return self.recorder.last_grad if self.mode.scaled.carrier(gradient) == "gradient" else None
 
     @property
     def elsewhere(self) -> bool:

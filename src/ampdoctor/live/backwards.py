@@ -127,11 +127,12 @@ class GradientCalls:
                 return original(outputs, *args, **kwargs)
             roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
             scaler = next((s for r in roots if (s := self.around.losses.scaler_of(r)) is not None), None)
-            self.recorder.emit(
+            draft = self.recorder.emit(
                 "grad", scale=None if scaler is None else scale_of(scaler[0]),
                 scaler=0 if scaler is None else self.recorder.number(scaler[0]),
                 detail="create_graph" if kwargs.get("create_graph") else "",
             )  # fmt: skip
+            self.recorder.last_grad = draft["order"]
             with self._self_busy():
                 gradients = original(outputs, *args, **kwargs)
             if scaler is not None or self.around.losses.by_hand(roots):

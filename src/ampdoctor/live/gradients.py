@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,8 @@ class GradientBook:
         self._standings: dict[int, Standing] = {}
         self.stale = True
         """The script has called something since gradients were last looked at, and may have changed them."""
+        self.scaled_since: Callable[[Tensor], int | None] = lambda _: None
+        """Of a gradient that the script put there: since which event it carries the scale; None: not."""
         self._counted: dict[GradientKind, int] | None = None
         """How many of all stand how; None: to be counted."""
         self._clipped: tuple[list[int], Tensor] | None = None
@@ -77,7 +79,9 @@ class GradientBook:
             elif before is not None and before[0] == id(gradient) and before[1] == gradient._version:
                 continue
             standing.signature = None if gradient is None else (id(gradient), gradient._version)
-            standing.kind = None if gradient is None else "edited"
+            since = None if gradient is None else self.scaled_since(gradient)
+            standing.kind = None if gradient is None else "edited" if since is None else "scaled"
+            standing.since = standing.since if since is None else since
             self._changed()
         for key in gone:
             del self._standings[key]

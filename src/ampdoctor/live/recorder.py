@@ -56,6 +56,8 @@ class Recorder:
         """Steps that the timeline has not, until they are read."""
         self._skipped_left_out = 0
         self.last_backward: Stack = ()
+        self.last_grad = 0
+        """The order of the last call of torch.autograd.grad."""
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._count = 0
         self._unread = 0

@@ -12,6 +12,7 @@ from rich.text import Text
 from ampdoctor.diagnose.report import FirstFault, Report
 from ampdoctor.diagnose.wording import count_words, format_name, in_mode, place
 from ampdoctor.facts.environment import Environment
+from ampdoctor.facts.words import AS_BUILT
 from ampdoctor.render.fault_text import fault_rows
 from ampdoctor.render.findings_text import findings_section, waivers_section
 from ampdoctor.render.layer_columns import TERMS
@@ -123,7 +124,8 @@ def loss_parts(report: Report) -> tuple[str, ...]:
     """The first batch's, or the fault's, in both precisions: what a training loop would have printed."""
     wanted = report.first_fault.batch if report.first_fault else report.losses[0].batch
     row = next((row for row in report.losses if row.batch == wanted), report.losses[0])
-    name = format_name(report.environment.dtype)
+    environment = report.environment
+    name = "as built" if environment.mode in AS_BUILT else format_name(environment.dtype)
     of = (f"(batch {row.batch})",) if len(report.losses) > 1 else ()
     return f"{name} {_digits(row.candidate)}", f"FP32 {_digits(row.reference)}", *of
 

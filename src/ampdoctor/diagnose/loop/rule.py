@@ -66,9 +66,9 @@ def before(trace: LoopTrace, event: Event, *kinds: EventKind) -> Event | None:
 def still_scaled(trace: LoopTrace, kind: EventKind) -> list[tuple[Event, float]]:
     """The events of this kind on gradients that a scale other than 1 still multiplies, each with that scale.
 
-    It is that of the last scaled backward before the event.
+    It is that of the last scaled backward, or torch.autograd.grad, before the event.
     """
-    scales = {e.order: e.scale for e in of_kind(trace, "backward") if e.scaler}
+    scales = {e.order: e.scale for e in of_kind(trace, "backward", "grad") if e.scaler}
     found = []
     for event in of_kind(trace, kind):
         latest = max((order for order in scales if order < event.order), default=None)

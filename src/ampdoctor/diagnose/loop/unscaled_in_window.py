@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ampdoctor.diagnose.loop.rule import LoopRule, before, by_line, finding, in_steps, of_kind
+from ampdoctor.diagnose.loop.rule import LoopRule, before, between, by_line, finding, in_steps, of_kind
 from ampdoctor.diagnose.report import Finding
 from ampdoctor.facts.loop import LoopTrace
 
@@ -37,8 +37,10 @@ def check(trace: LoopTrace) -> Iterable[Finding]:
     for event in of_kind(trace, "unscale", "scaler_step"):
         if not event.gradients.get("mixed"):
             continue
-        backward = before(trace, event, "backward")
-        if backward is None or not backward.gradients.get("unscaled"):
+        turn = before(trace, event, "scaler_step", "optimizer_step")
+        since = between(trace, -1 if turn is None else turn.order, event.order, "backward")
+        backward = next((b for b in since if b.gradients.get("unscaled")), None)
+        if backward is None:
             continue
         earlier = before(trace, backward, "unscale", "scaler_step")
         if earlier is not None and earlier.kind == "unscale" and earlier.detail != "by step":

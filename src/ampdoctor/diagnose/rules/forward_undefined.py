@@ -118,8 +118,10 @@ def _remedy(judged: JudgedBirth) -> str:
             f"Clamp the argument: {short_op(op)} is inf from {fp32} on in FP32, from {fp16} on in "
             f"FP16{here}. Neither BF16 nor a loss scale helps."
         )
-    known = _REMEDIES.get(op, "mend the formula or the data: precision is not the cause")
-    return sentence(known + ". Neither BF16 nor a loss scale helps" if op in _REMEDIES else known)
+    known = _REMEDIES.get(op)
+    if known is None or (op == "aten::mul" and not any(o.infs for o in birth.operands)):  # a constant NaN
+        return "Mend the formula or the data: precision is not the cause."
+    return sentence(known + ". Neither BF16 nor a loss scale helps")
 
 
 CODE, TITLE = "AMP102", "undefined in forward, in FP32 too"
