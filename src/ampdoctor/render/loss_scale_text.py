@@ -125,9 +125,8 @@ def _limits(loss_scale: LossScale, head: str) -> Iterator[str]:
     low = limits.get("low")
     if low is not None and (head or (loss_scale.window and loss_scale.window[0] > 1)):
         below = f"below {power(loss_scale.window[0])}: " if loss_scale.window else "and there "
-        most = "is the one that loses most"
-        what = "parameters begin to lose" if limits.get("low_by") == "parameters" else most
-        yield f"{below}{_place(low)} {most if head else what}"
+        harm = "parameters begin to lose; " if limits.get("low_by") == "parameters" and not head else ""
+        yield f"{below}{harm}{_place(low)} is the one that loses most"
 
 
 def _place(limit: Mapping[str, Any]) -> str:
