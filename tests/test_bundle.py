@@ -234,8 +234,8 @@ def test_what_the_recorder_cannot_keep_ends_no_training(
 ) -> None:
     net = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    (tmp_path / "taken").write_text("a file where the folder would be")
     with ampdoctor.FlightRecorder(net, optimizer, directory=tmp_path / "taken") as recorder:
+        (tmp_path / "taken").write_text("a file where the folder would be, made after the recorder")
         for step in range(4):
             before = net.weight.detach().clone()
             optimizer.zero_grad()

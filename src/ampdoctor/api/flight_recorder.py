@@ -57,8 +57,8 @@ class FlightRecorder:
             raise TypeError(f"skips must be a whole number from 1 on, got {skips!r}")
         if most_bytes is not None and (not isinstance(most_bytes, int) or most_bytes < 1):
             raise TypeError(f"most_bytes must be a whole number from 1 on, or None, got {most_bytes!r}")
-        if not isinstance(loss_factor, (int, float)) or not loss_factor > 1:
-            raise TypeError(f"loss_factor must be a number above 1, got {loss_factor!r}")
+        if not isinstance(loss_factor, (int, float)) or not loss_factor >= 0:
+            raise TypeError(f"loss_factor must be a number, 0 or above, got {loss_factor!r}")
         if scaler is not None and not hasattr(scaler, "state_dict"):
             raise TypeError(f"scaler must be a GradScaler, got {type(scaler).__name__}")
         # Accelerate's wrapper holds the one that steps
